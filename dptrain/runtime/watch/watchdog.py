@@ -25,6 +25,7 @@ from dptrain.errors import AgreedError, ConfigError, ExitCode, MismatchError, Ou
 from dptrain.runtime import exit_codes, failure
 from dptrain.runtime.exit_codes import as_status
 from dptrain.runtime.failure import abort, exit_at_once, phase, words
+from dptrain.runtime.garbage import uncollected
 from dptrain.runtime.launch import children, launcher_guard
 from dptrain.runtime.launch.launcher import (
     LaunchInfo,
@@ -600,7 +601,8 @@ def _place() -> str:
         )
         if waits_for is not None:
             thread, of_thread = waits_for, f" of thread {waits_for.name!r}, which is not a daemon"
-    frame = sys._current_frames().get(thread.ident or 0)
+    with uncollected():  # before Python 3.11.9 a collection there may wait for a lock that this thread holds
+        frame = sys._current_frames().get(thread.ident or 0)
     innermost = frame
     libraries = [getattr(sys.modules.get(name), "__path__", ["<"])[0] for name in ("numpy", "mpi4py")]
     others = (_PACKAGE, _STANDARD, "<", *libraries)

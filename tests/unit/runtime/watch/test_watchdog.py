@@ -14,6 +14,7 @@ from dptrain.runtime.watch import records, watchdog
 from dptrain.runtime.watch.hang_detection import Limits
 from dptrain.runtime.watch.records import Collective, RecordTable, State
 from dptrain.runtime.watch.watchdog import Watchdog
+from tests.launching import python
 
 
 @pytest.fixture
@@ -323,3 +324,21 @@ def test_a_rank_that_does_not_abandon_its_step_keeps_others_from_going_on(tmp_pa
     table = RecordTable(str(tmp_path / "job"), 2)
     assert not Watchdog(LaunchInfo("MPICH", 2, 0, 2), table).abandon_step(0.05)
     assert not Watchdog(LaunchInfo("MPICH", 4, 1, 2), table).abandon_step(20.0), "ranks of other nodes are not seen"
+
+
+GARBAGE = """
+import faulthandler, gc, threading
+from dptrain.runtime.watch import watchdog
+faulthandler.dump_traceback_later(60, exit=True)
+gc.set_threshold(1)
+for _ in range(100):
+    cycle = {"local": threading.local()}
+    cycle["self"] = cycle
+    del cycle
+    assert watchdog._place()
+print(gc.isenabled())
+"""
+
+
+def test_garbage_of_the_main_thread_does_not_stop_its_watchdog():
+    assert python(0, "-c", GARBAGE, fresh=True).out == "True\n"
