@@ -2,7 +2,7 @@
 
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
 from typing import Any
@@ -12,12 +12,13 @@ import numpy as np
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
-from dptrain.program.body import body_of, has_body, steps_of
+from dptrain.program.body import has_body
 from dptrain.program.codegen.memory import Arena, aligned, nbytes
 from dptrain.program.context import WATCH
 from dptrain.program.program import ROWS, Program
 from dptrain.program.schedule.clock import Clock
 from dptrain.program.schedule.description import KernelDescription, Layers
+from dptrain.program.schedule.loops import repeat_of
 from dptrain.program.shapes import local
 from dptrain.program.sharding.mesh import ALL_REDUCE, OWN_PART, PlacedProgram, constant_of, own_part
 from dptrain.program.sharding.messages import all_reduced, exchange, stages
@@ -204,49 +205,40 @@ class _Loop:
         first_row: int,
         comm: Communicator | None,
     ) -> None:
-        self._body, self._out = body_of(tensor), out
-        self._length, self._reverse = steps_of(tensor), bool(tensor.attributes.get("reverse"))
-        program = step_of(self._body, batch_rows)
+        repeat, self._out = repeat_of(tensor), out
+        program = step_of(repeat.body, batch_rows)
         arrays = {
             name: np.empty(local(placeholder.shape, rows), placeholder.dtype)
             for name, placeholder in program.inputs.items()
         }
-        self._step = _Step(program, arrays, {}, rows, first_row, comm)
-        self._carries = [self._step.values[carry] for carry in self._body.carries]
-        self._given = [self._step.values[leaf] for leaf in self._body.inputs]
+        self._repeat, self._step = repeat, _Step(program, arrays, {}, rows, first_row, comm)
 
     def execute(self, inputs: Sequence[Array]) -> None:
-        body, values = self._body, self._step.values
-        count, ends = len(body.begun), len(body.begun) + len(body.slices)
-        if body.guarded and not inputs[ends]:
+        repeat, values = self._repeat, self._step.values
+        if repeat.guard is not None and not inputs[repeat.guard]:
             for array in self._out.values():
                 array.fill(0)
             return
-        for array in self._carries[count:]:
-            array.fill(0)
-        for number, array in enumerate(inputs):
-            if not count <= number < ends:
-                np.copyto(self._given[number], array)
-        for number in self._order():
-            for place in range(count, ends):
-                np.copyto(self._given[place], inputs[place][number])
+        for carry in repeat.carries:
+            if carry.input is None:
+                values[carry.leaf].fill(0)
+            else:
+                np.copyto(values[carry.leaf], inputs[carry.input])
+        for capture in repeat.captures:
+            np.copyto(values[capture.leaf], inputs[capture.input])
+        for position in map(repeat.position, repeat.steps(lambda _: bool(values[repeat.condition.leaf]))):
+            for part in repeat.slices:
+                np.copyto(values[part.leaf], inputs[part.input][position])
             self._step.execute()
-            for place, tensor in enumerate(body.stacked, len(body.carries)):
-                if place in self._out:
-                    self._out[place][number] = values[tensor]
-            following = [values[tensor].copy() for tensor in body.following]  # they may be other carries
-            for array, new in zip(self._carries, following, strict=True):
-                np.copyto(array, new)
-        for place, array in enumerate(self._carries):
-            if place in self._out:
-                np.copyto(self._out[place], array)
-
-    def _order(self) -> Iterator[int]:
-        if self._length is None:
-            while self._carries[0]:
-                yield 0
-        else:
-            yield from reversed(range(self._length)) if self._reverse else range(self._length)
+            for stack in repeat.stacks:
+                if stack.value in self._out:
+                    self._out[stack.value][position] = values[stack.result]
+            results = [values[carry.result].copy() for carry in repeat.carries]  # they may be other carries
+            for carry, result in zip(repeat.carries, results, strict=True):
+                np.copyto(values[carry.leaf], result)
+        for carry in repeat.carries:
+            if carry.value in self._out:
+                np.copyto(self._out[carry.value], values[carry.leaf])
 
 
 class HostMemory:

@@ -1,0 +1,166 @@
+"""Loops as data: what steps carry, read and stack, in which order they run, and where in memory all of that lies.
+
+`repeat_of` derives a `Repeat` from a loop's op, the only place that knows how its inputs and values are laid out. The
+reference executor and the passes read what a step takes and makes; generators read also its addresses, as counters that
+each step has.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from itertools import count, takewhile
+from typing import Literal
+
+from dptrain.program.body import Body, body_of, steps_of
+from dptrain.program.tensor import Node, Tensor
+
+# Slots of a carry: the one that a step reads, and the one that it writes.
+SLOTS = 2
+
+# What differs between steps: the slice that a step takes and stacks, the slice of the step before, and the slots that
+# hold a carry and the next one.
+Counter = Literal["slice", "before", "now", "next"]
+
+
+@dataclass(frozen=True, eq=False)
+class Carry:
+    """A tensor that each step passes to the next.
+
+    Attributes:
+        leaf: the placeholder that a step reads.
+        result: what a step computes for the next one.
+        input: index of the node's input with which it begins; None for zeros.
+        value: index of the node's value that is the last one.
+    """
+
+    leaf: Tensor
+    result: Tensor
+    input: int | None
+    value: int
+
+
+@dataclass(frozen=True, eq=False)
+class Operand:
+    """What a step reads of an input of the node: a slice of it, or all, if it is a capture."""
+
+    leaf: Tensor
+    input: int
+
+
+@dataclass(frozen=True, eq=False)
+class Stack:
+    """What a step computes, and the index of the node's value of which that is a slice."""
+
+    result: Tensor
+    value: int
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a tensor of a step lies: so many of its sizes behind the start of an array as a counter says.
+
+    Attributes:
+        array: an input or a value of the node, or the slots of a carry.
+        index: of the input, value or carry.
+        counter: None for an array that is not divided.
+    """
+
+    array: Literal["input", "value", "slots"]
+    index: int
+    counter: Counter | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class Repeat:
+    """The steps of a loop.
+
+    Attributes:
+        length: number of steps; None for as many as begin with a true `condition`.
+        reverse: whether the first step takes the last slice.
+    """
+
+    body: Body
+    length: int | None
+    reverse: bool
+    carries: tuple[Carry, ...]
+    slices: tuple[Operand, ...]
+    captures: tuple[Operand, ...]
+    stacks: tuple[Stack, ...]
+
+    @property
+    def guard(self) -> int | None:
+        """Index of the input without which a branch has no step, and zeros as values; None for other loops."""
+        return self.captures[0].input if self.body.guarded else None
+
+    @property
+    def condition(self) -> Carry:
+        """Of a loop of unknown length the carry that is true as long as there are further steps."""
+        return self.carries[0]
+
+    # Steps in order
+
+    def steps(self, goes_on: Callable[[int], bool]) -> Iterator[int]:
+        """Yield the index of each step; `goes_on` tells the condition before one, if the number is not known."""
+        return takewhile(goes_on, count()) if self.length is None else iter(range(self.length))
+
+    def position(self, step: int) -> int:
+        """Return the index of the slice that a step takes and stacks."""
+        return self.length - 1 - step if self.reverse and self.length is not None else step
+
+    def position_in_c(self, step: str, length: str) -> str:
+        """Return `position` in C++."""
+        return f"{length} - 1 - {step}" if self.reverse else step
+
+    def counters(self, step: int) -> dict[Counter, int]:
+        """Return the counters of a step; that of the step before is -1 in the first."""
+        slot, before = step % SLOTS, self.position(step - 1) if step else -1
+        return {"slice": self.position(step), "before": before, "now": slot, "next": 1 - slot}
+
+    @property
+    def last_slot(self) -> int:
+        """The slot that holds the last carries; of a loop of unknown length they are moved to the first one."""
+        return (self.length or 0) % SLOTS
+
+    # Addresses
+
+    def reads(self, stacked: Mapping[int, int] | None = None) -> list[Address]:
+        """Return the address of each placeholder of the body, in order.
+
+        `stacked` are values of the node that stack a next carry, by the index of the carry. Such a carry lies in the
+        slice of the step before, and before the first step in its first slot.
+        """
+        lies = stacked or {}
+        return [
+            *(
+                Address("value", lies[index], "before") if index in lies else Address("slots", index, "now")
+                for index in range(len(self.carries))
+            ),
+            *(Address("input", part.input, "slice") for part in self.slices),
+            *(Address("input", capture.input) for capture in self.captures),
+        ]
+
+    def writes(self, values: Iterable[int], stacked: Mapping[int, int] | None = None) -> dict[int, Address]:
+        """Return the address of each next carry, and of what is stacked in these values, by index of the value."""
+        lies, wanted = stacked or {}, set(values)
+        addresses = {
+            carry.value: Address("value", lies[index], "slice") if index in lies else Address("slots", index, "next")
+            for index, carry in enumerate(self.carries)
+        }
+        of_stacks = {stack.value: Address("value", stack.value, "slice") for stack in self.stacks}
+        return addresses | {index: address for index, address in of_stacks.items() if index in wanted}
+
+
+def carries_of(body: Body) -> tuple[Carry, ...]:
+    """Return what a loop carries from step to step."""
+    inputs = {leaf: index for index, leaf in enumerate(body.inputs)}
+    pairs = zip(body.carries, body.following, strict=True)
+    return tuple(Carry(leaf, result, inputs.get(leaf), value) for value, (leaf, result) in enumerate(pairs))
+
+
+def repeat_of(loop: Tensor | Node) -> Repeat:
+    """Return the steps of a loop."""
+    body = body_of(loop)
+    inputs = {leaf: index for index, leaf in enumerate(body.inputs)}
+    slices, captures = ([Operand(leaf, inputs[leaf]) for leaf in leaves] for leaves in (body.slices, body.captures))
+    stacks = (Stack(result, value) for value, result in enumerate(body.stacked, len(body.carries)))
+    reverse = bool(loop.attributes.get("reverse"))
+    return Repeat(body, steps_of(loop), reverse, carries_of(body), tuple(slices), tuple(captures), tuple(stacks))
