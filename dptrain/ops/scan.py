@@ -13,12 +13,13 @@ from dptrain.ops.elementwise import cast, logical_and, where
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.program.body import Body, body_of, closed, extend, guard_of
+from dptrain.program.body import Body, closed, extend
 from dptrain.program.gradient import pulled_back, topological
-from dptrain.program.lowering import Element, Product, Reduction, Repeat, ViewMap, lowering_of
+from dptrain.program.lowering import Element, LoopLowering, Product, Reduction, ViewMap, lowering_of
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
+from dptrain.program.schedule.loops import operations_of, repeat_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import FLOATX, DType, Node, Tensor, placeholder, tracing
 from dptrain.program.types import is_half
@@ -32,10 +33,10 @@ def _dtypes(*inputs: Any, body: Body, length: int, reverse: bool) -> list[Any]:
     return body.dtypes()
 
 
-def _letters(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
-    # All axes are unsharded, unless the body is placed.
+def letters_of_loop(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:
+    """Return letters of unsharded axes, as those of loops are, unless the body is placed."""
     body: Body = attributes["body"]
-    letters = ["X" * len(shape) for shape in body.shapes(attributes["length"])]
+    letters = ("X" * len(shape) for shape in body.shapes())
     return f"{','.join('X' * len(shape) for shape in shapes)}->{','.join(letters)}"
 
 
@@ -44,92 +45,112 @@ def _compute(*arrays: Any, body: Body, length: int, reverse: bool, out: Any) -> 
 
 
 def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tuple[Tensor, ...]:
-    body, length, reverse = body_of(node), node.attributes["length"], node.attributes["reverse"]
-    count, ends = len(body.begun), len(body.begun) + len(body.slices)
-    carries, stacks, captures = list(inputs[:count]), inputs[count:ends], inputs[ends:]
-    carries += [zeros(carry.shape, carry.dtype) for carry in body.carries[count:]]
-    order = topological(body.results)
-    outputs: list[list[Tensor]] = [[] for _ in body.stacked]
-    for number in reversed(range(length)) if reverse else range(length):
-        parts = [stacked[number] for stacked in stacks]
-        new = dict(zip(body.placeholders, (*carries, *parts, *captures), strict=True))
+    repeat = repeat_of(node)
+    assert repeat.length is not None
+    carries = [
+        zeros(carry.leaf.shape, carry.leaf.dtype) if carry.input is None else inputs[carry.input]
+        for carry in repeat.carries
+    ]
+    captures = {capture.leaf: inputs[capture.input] for capture in repeat.captures}
+    guard = None if repeat.guard is None else inputs[repeat.guard]
+    order = topological(repeat.body.results)
+    outputs: list[dict[int, Tensor]] = [{} for _ in repeat.stacks]
+    for position in map(repeat.position, range(repeat.length)):
+        new = {carry.leaf: tensor for carry, tensor in zip(repeat.carries, carries, strict=True)} | captures
+        new |= {part.leaf: inputs[part.input][position] for part in repeat.slices}
         nested: dict[Node, tuple[Tensor, ...]] = {}
         for tensor in order:
             step_inputs = [new[source] for source in tensor.inputs]
             if tensor in new:
                 continue
             lowering = lowering_of(tensor)
-            if not isinstance(lowering, Repeat):
+            if not isinstance(lowering, LoopLowering):
                 new[tensor] = tensor.with_inputs(step_inputs)
                 continue
             if tensor.node not in nested:
-                if lowering.steps is not None and not (body.guarded or body_of(tensor).guarded):
-                    nested[tensor.node] = lowering.steps(tensor.node, step_inputs, range(len(body_of(tensor).results)))
-                else:
-                    if lowering.steps is None and body.guarded:  # it may not end where the branch is not taken
-                        step_inputs[0] = logical_and(captures[0], step_inputs[0])
-                    nested[tensor.node] = tensor.node.op.values_of(step_inputs, tensor.attributes)
+                nested[tensor.node] = _nested(tensor.node, lowering, step_inputs, guard)
             new[tensor] = nested[tensor.node][tensor.index]
-        carries = [new[carry] for carry in body.following]
-        for values, output in zip(outputs, body.stacked, strict=True):
-            values.append(new[output])
+        carries = [new[carry.result] for carry in repeat.carries]
+        for tensors, output in zip(outputs, repeat.stacks, strict=True):
+            tensors[position] = new[output.result]
     results = carries
-    for place, (values, output) in enumerate(zip(outputs, body.stacked, strict=True), len(body.carries)):
-        if place not in read:
-            results.append(output)
-        elif body.guarded:
-            results.append(where(captures[0], stack(values), zeros((1, *output.shape), output.dtype)))
-        elif values:
-            results.append(stack(values[::-1] if reverse else values))
+    for tensors, output in zip(outputs, repeat.stacks, strict=True):
+        of_step = output.result
+        if output.value not in read:
+            results.append(of_step)
+        elif not tensors:
+            results.append(zeros((0, *of_step.shape), of_step.dtype))
         else:
-            results.append(zeros((0, *output.shape), output.dtype))
+            stacked = stack([tensors[position] for position in range(repeat.length)])
+            results.append(
+                stacked if guard is None else where(guard, stacked, zeros((1, *of_step.shape), of_step.dtype))
+            )
     return tuple(results)
 
 
-def _operations(value: Tensor) -> int:
-    body = body_of(value)
-    order = topological(body.results) if value.index == body.counted else []
-    total = sum(tensor.op.operations(tensor) for tensor in order if tensor.op is not None and not tensor.op.is_view)
-    return int(value.attributes["length"]) * total
+def _nested(node: Node, lowering: LoopLowering, inputs: list[Tensor], guard: Tensor | None) -> tuple[Tensor, ...]:
+    """Return the values of a loop in a step that is written down, which a branch executes only if its guard is true."""
+    repeat = repeat_of(node)
+    if lowering.steps is not None and guard is None and repeat.guard is None:
+        return lowering.steps(node, inputs, range(len(repeat.body.results)))
+    condition = None if repeat.length is not None else repeat.condition.input
+    if condition is not None and guard is not None:  # it may not end where the branch is not taken
+        inputs[condition] = logical_and(guard, inputs[condition])
+    return node.op.values_of(inputs, node.attributes)
 
 
-SCAN = Op(_compute, _shapes, _letters, _dtypes, lowering=Repeat(_unrolled), has_values=True, operations=_operations)
+SCAN = Op(
+    _compute,
+    _shapes,
+    letters_of_loop,
+    _dtypes,
+    lowering=LoopLowering(_unrolled),
+    has_values=True,
+    operations=operations_of,
+)
 SCAN.name = "scan"
 
 
 @SCAN.onnx_lowering
 def _onnx(graph: OnnxGraph, value: Tensor, *inputs: Value) -> Sequence[Value]:
     # No step and one are written down, as runtimes differ in what they make of none.
-    body, length, reverse = body_of(value), value.attributes["length"], value.attributes["reverse"]
-    count, ends, order = len(body.begun), len(body.begun) + len(body.slices), topological(body.results)
-    starts = [graph.expand(graph.constant(0, carry.dtype), carry.shape) for carry in body.carries[count:]]
-    carries, stacks, captures = [*inputs[:count], *starts], list(inputs[count:ends]), inputs[ends:]
+    repeat = repeat_of(value)
+    body, length, order = repeat.body, repeat.length, topological(repeat.body.results)
+    carries = [
+        graph.expand(graph.constant(0, carry.leaf.dtype), carry.leaf.shape)
+        if carry.input is None
+        else inputs[carry.input]
+        for carry in repeat.carries
+    ]
+    stacks = [inputs[part.input] for part in repeat.slices]
+    captures = {capture.leaf: inputs[capture.input] for capture in repeat.captures}
     if length == 0:
         return [*carries, *(graph.expand(graph.constant(0, end.dtype), (0, *end.shape)) for end in body.stacked)]
     if length == 1:
         first_axis = graph.constant([0], np.int64)
         parts = [graph.node("Squeeze", stack, first_axis) for stack in stacks]
-        values = dict(zip(body.placeholders, (*carries, *parts, *captures), strict=True))
-        inside = OnnxGraph(graph, "then") if body.guarded else graph
+        values = dict(zip((*body.carries, *body.slices), (*carries, *parts), strict=True)) | captures
+        inside = graph if repeat.guard is None else OnnxGraph(graph, "then")
         inside.add(order, values)
         stacked = [inside.node("Unsqueeze", values[end], first_axis) for end in body.stacked]
-        if body.guarded:
+        if repeat.guard is not None:
             other = OnnxGraph(graph, "else")
             starts = [other.expand(other.constant(0, end.dtype), (1, *end.shape)) for end in body.stacked]
-            return graph.choose(captures[0], inside.body([], stacked), other.body([], starts))
+            return graph.choose(inputs[repeat.guard], inside.body([], stacked), other.body([], starts))
         return [*(values[end] for end in body.following), *stacked]
     step = OnnxGraph(graph)
-    arguments = [step.argument(number, leaf.dtype) for number, leaf in enumerate((*body.carries, *body.slices))]
-    values = dict(zip(body.placeholders, (*arguments, *captures), strict=True))
+    leaves = (*body.carries, *body.slices)
+    arguments = [step.argument(number, leaf.dtype) for number, leaf in enumerate(leaves)]
+    values = dict(zip(leaves, arguments, strict=True)) | captures
     if not stacks:  # which tell how many steps there are
         arguments.append(step.argument(len(arguments), np.dtype(np.bool_)))
         stacks = [graph.expand(graph.constant(False), (length,))]
     step.add(order, values)
-    stacks = list(map(graph.flip, stacks)) if reverse else stacks
+    stacks = list(map(graph.flip, stacks)) if repeat.reverse else stacks
     of_step = step.body(arguments, [values[end] for end in body.results], body.results)
     results = graph.scan(carries, stacks, of_step)
     last, outputs = results[: len(carries)], results[len(carries) :]
-    return [*last, *(map(graph.flip, outputs) if reverse else outputs)]
+    return [*last, *(map(graph.flip, outputs) if repeat.reverse else outputs)]
 
 
 @SCAN.gradient
@@ -140,14 +161,15 @@ def _gradient(
     # stacked instead of accumulated, and multiplied after the loop; sums of what is stacked are summed there. A single
     # step accumulates nothing.
     node = outputs[0].node
-    body, is_single = body_of(node), outputs[0].attributes["length"] == 1
-    count = len(body.carries)
-    carried = {tensor: number for number, tensor in enumerate(body.carries) if tensor.dtype.kind in "fV"}
+    repeat = repeat_of(node)
+    body, is_single = repeat.body, repeat.length == 1
+    carried = {carry.leaf: carry for carry in repeat.carries if carry.leaf.dtype.kind in "fV"}
     with tracing():
         d_carries = {tensor: placeholder(*_spec(tensor), "gradient") for tensor in carried}
-        requested = [number for number, _ in enumerate(body.stacked) if dys[count + number] is not None]
-        d_stacked = {number: placeholder(*_spec(body.stacked[number]), "gradient") for number in requested}
-        step_grads = _step_gradients(body, {carried[tensor]: dy for tensor, dy in d_carries.items()}, d_stacked)
+        requested = [stack for stack in repeat.stacks if dys[stack.value] is not None]
+        d_stacked = {stack: placeholder(*_spec(stack.result), "gradient") for stack in requested}
+        of_carries = [(carried[tensor].result, dy) for tensor, dy in d_carries.items()]
+        step_grads = _step_gradients(body, [*of_carries, *((stack.result, dy) for stack, dy in d_stacked.items())])
         added = [] if is_single else [tensor for tensor in body.captures if tensor in step_grads]
         products = {tensor: factors for tensor in added if (factors := _factors(step_grads[tensor]))}
         multiplied = dict.fromkeys(tensor for factors in products.values() for tensor, _ in factors)
@@ -158,8 +180,8 @@ def _gradient(
             tensor: placeholder(tensor.shape, FLOATX if is_half(tensor.dtype) else tensor.dtype, "sum")
             for tensor in sums
         }
-        started = [tensor for tensor, number in carried.items() if dys[number] is not None]
-        zero_started = [tensor for tensor, number in carried.items() if dys[number] is None]  # they start from zeros
+        started = [tensor for tensor, carry in carried.items() if dys[carry.value] is not None]
+        zero_started = [tensor for tensor, carry in carried.items() if dys[carry.value] is None]  # start from zeros
         following = [
             step_grads[tensor] if tensor in step_grads else zeros(tensor.shape, tensor.dtype)
             for tensor in (*started, *zero_started)
@@ -168,7 +190,7 @@ def _gradient(
         parts = [tensor for tensor in (*body.slices, *(body.captures if is_single else ())) if tensor in step_grads]
         stacked = [step_grads[tensor] for tensor in parts]
     carried_in = [*(d_carries[tensor] for tensor in (*started, *zero_started)), *totals.values()]
-    slices = {tensor: dys[count + number] for number, tensor in d_stacked.items()}
+    slices = {tensor: dys[stack.value] for stack, tensor in d_stacked.items()}
     cut = _BackwardReads(node, {*carried_in, *slices}, [*following, *stacked, *multiplied], multiplied)
     in_stacks = {*cut.stacks, *stacked}
     stacked += dict.fromkeys(tensor for tensor in multiplied if tensor not in in_stacks)
@@ -179,16 +201,16 @@ def _gradient(
         [cut.new[tensor] for tensor in stacked],
         cut.known,
         len(zero_started) + len(sums),
-        guard_of(node),
+        None if repeat.guard is None else node.inputs[repeat.guard],
     )
     values = SCAN.values(
-        *(dys[carried[tensor]] for tensor in started),
+        *(dys[carried[tensor].value] for tensor in started),
         *slices.values(),
         *cut.slices.values(),
         *captured,
         body=backward,
-        length=node.attributes["length"],
-        reverse=not node.attributes["reverse"],
+        length=repeat.length,
+        reverse=not repeat.reverse,
     )
     grads = dict(zip([*started, *zero_started, *sums, *parts], values, strict=False))
     stacks = dict(zip(stacked, values[len(following) :], strict=True)) | cut.stacks
@@ -226,12 +248,10 @@ def _spec(tensor: Tensor) -> tuple[Shape, DType]:
     return tensor.shape, tensor.dtype
 
 
-def _step_gradients(
-    body: Body, d_carries: Mapping[int, Tensor], d_stacked: Mapping[int, Tensor]
-) -> dict[Tensor, Tensor]:
+def _step_gradients(body: Body, dys: Iterable[tuple[Tensor, Tensor]]) -> dict[Tensor, Tensor]:
+    """Return the gradients of a step's leaves, given those of its results."""
     cotangents: dict[Tensor, Tensor] = {}
-    of_carries = [(body.following[number], dy) for number, dy in d_carries.items()]
-    for tensor, dy in (*of_carries, *((body.stacked[number], dy) for number, dy in d_stacked.items())):
+    for tensor, dy in dys:
         cotangents[tensor] = cotangents[tensor] + dy if tensor in cotangents else dy
     return pulled_back(cotangents, [tensor for tensor in body.placeholders if tensor.dtype.kind in "fV"])
 
@@ -264,9 +284,10 @@ class _BackwardReads:
         results: Sequence[Tensor],
         always_stacked: Iterable[Tensor],
     ) -> None:
-        body, order = body_of(node), topological(results)
-        self._carries, self._recomputes = set(body.carries), node.attributes["length"] == 1 and not body.guarded
-        self.known = dict(zip(body.captures, node.inputs[len(node.inputs) - len(body.captures) :], strict=True))
+        repeat, order = repeat_of(node), topological(results)
+        body = repeat.body
+        self._carries, self._recomputes = set(body.carries), repeat.length == 1 and repeat.guard is None
+        self.known = {capture.leaf: node.inputs[capture.input] for capture in repeat.captures}
         self._of_step, backward = {*body.carries, *body.slices}, set(backward_inputs)
         self._of_step.update(body.captures if body.guarded else ())
         for tensor in order:
@@ -277,8 +298,7 @@ class _BackwardReads:
         in_any_case = [tensor for tensor in always_stacked if tensor in self._of_step and tensor not in backward]
         read = [source for tensor in order if tensor in backward for source in tensor.inputs]
         read = [tensor for tensor in (*read, *results) if tensor in self._of_step and tensor not in backward]
-        node_inputs = dict(zip(body.inputs, node.inputs, strict=True))
-        stacks = {tensor: node_inputs[tensor] for tensor in body.slices}
+        stacks = {part.leaf: node.inputs[part.input] for part in repeat.slices}
         stacks |= _stack_residuals(node, [tensor for tensor in dict.fromkeys(in_any_case) if tensor not in stacks])
         stacks |= _stack_residuals(
             node, [tensor for tensor in self._residuals(dict.fromkeys(read), stacks) if tensor not in stacks]

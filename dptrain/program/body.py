@@ -16,7 +16,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.program.context import TRACE
 from dptrain.program.gradient import topological
-from dptrain.program.lowering import Repeat, lowering_of
+from dptrain.program.lowering import LoopLowering, lowering_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import DType, Node, Tensor, Variable, placeholder, tracing
 
@@ -175,12 +175,6 @@ def _of_gradient(grads: Sequence[Tensor | None], placeholder_of_dy: Tensor, dy: 
     return tuple(None if grad is None else new[grad] for grad in grads)
 
 
-def guard_of(node: Node) -> Tensor | None:
-    """Return the condition of a branch, None for a loop."""
-    body = body_of(node)
-    return node.inputs[len(node.inputs) - len(body.captures)] if body.guarded else None
-
-
 def is_number(tensor: Tensor) -> bool:
     """Whether a tensor is a scalar constant, which bodies contain themselves."""
     return tensor.op is None and tensor.value is not None and tensor.value.size == 1 and not tensor.counts_rows
@@ -210,7 +204,7 @@ def extend(node: Node, stacked: Iterable[Tensor]) -> list[Tensor]:
 
 def has_body(tensor: Tensor) -> bool:
     """Whether a tensor is a value of a loop."""
-    return isinstance(lowering_of(tensor), Repeat)
+    return isinstance(lowering_of(tensor), LoopLowering)
 
 
 def with_steps(tensors: Iterable[Tensor]) -> Iterator[Tensor]:

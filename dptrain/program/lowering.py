@@ -217,7 +217,7 @@ class UserKernel:
 
 
 @dataclass(frozen=True, eq=False)
-class Repeat:
+class LoopLowering:
     """The steps of a body in order; see `program/body.py`.
 
     `steps` writes them as ops instead, given a node, other inputs and the numbers of the values that are read; it
@@ -273,7 +273,7 @@ Lowering = (
     | Windows
     | ConvolutionLowering
     | UserKernel
-    | Repeat
+    | LoopLowering
     | AttentionLowering
     | AttentionKernel
     | HostCall

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from dptrain.errors import ConfigError
 from dptrain.program.context import SCOPE, TAPES, TRACE, WATCH
 from dptrain.program.dims import Dim
-from dptrain.program.lowering import Element, Gather, Insert, Join, Lowering, Repeat, UserKernel, ViewMap
+from dptrain.program.lowering import Element, Gather, Insert, Join, LoopLowering, Lowering, UserKernel, ViewMap
 from dptrain.program.operand import METHODS, OPERATORS, OPS, Operator
 from dptrain.program.shapes import Shape, is_open, local, size
 from dptrain.program.sharding.sharding_rule import RuleText, ShardingRule, parse_fixed_rule, parse_rule
@@ -218,7 +218,7 @@ class Op:
         tensors = tuple(as_tensors(inputs))
         outputs = self.values_of(tensors, attributes, SCOPE.get())
         depends = any(tensor.counts_rows or _counts_rows(tensor.shape) for tensor in (*tensors, *outputs))
-        if (TRACE.get() is not None and (depends or isinstance(self.lowering, Repeat))) or (
+        if (TRACE.get() is not None and (depends or isinstance(self.lowering, LoopLowering))) or (
             any(tensor.value is None for tensor in tensors) or any(is_open(output.shape) for output in outputs)
         ):
             return outputs

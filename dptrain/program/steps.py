@@ -9,7 +9,7 @@ from typing import Any
 from dptrain.errors import ConfigError
 from dptrain.program.body import Body, body_of, has_body, steps_of, with_steps
 from dptrain.program.gradient import topological
-from dptrain.program.lowering import AttentionLowering, Repeat, in_order, lowering_of
+from dptrain.program.lowering import AttentionLowering, LoopLowering, in_order, lowering_of
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.passes import halves_of, rewritten, without_all_reduce
 from dptrain.program.program import ROWS, Program
@@ -57,7 +57,7 @@ def unrolled(program: Program, chooses: Callable[[Node], bool] = lambda _: True)
         for tensor in program.tensors:
             inputs = [new[operand] for operand in tensor.inputs]
             lowering = lowering_of(tensor)
-            if not isinstance(lowering, Repeat) or lowering.steps is None or tensor.node not in read:
+            if not isinstance(lowering, LoopLowering) or lowering.steps is None or tensor.node not in read:
                 new[tensor] = tensor.with_inputs(inputs)
                 continue
             if tensor.node not in values:

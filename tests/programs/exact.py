@@ -18,7 +18,7 @@ import numpy as np
 from dptrain import ops
 from dptrain.program.body import body_of, has_body
 from dptrain.program.gradient import topological
-from dptrain.program.lowering import ConvolutionLowering, Repeat, lowering_of
+from dptrain.program.lowering import ConvolutionLowering, LoopLowering, lowering_of
 from dptrain.program.program import Program
 from dptrain.program.steps import with_attention_on_gpu, with_steps_changed
 from dptrain.program.tensor import Array, Node, Tensor, Variable, tracing
@@ -491,7 +491,7 @@ def _by_steps(tensor: Tensor) -> Tensor | None:
     node, step_values = tensor.node, body_of(tensor).made
     if node not in step_values:
         lowering = lowering_of(tensor)
-        assert isinstance(lowering, Repeat)
+        assert isinstance(lowering, LoopLowering)
         with tracing():
             if lowering.steps is None:
                 step_values[node] = _until_its_end(node)

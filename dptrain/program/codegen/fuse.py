@@ -166,9 +166,9 @@ class _Fuser:
 
     def _node(self, tensor: Tensor, inputs: list[View], values: Mapping[int, Tensor]) -> Kernel:
         self.fused.views |= {value: whole(value) for value in values.values()}
-        if isinstance(lowering_of(tensor), (lowering.Repeat, *lowering.WHOLE)):
+        if isinstance(lowering_of(tensor), (lowering.LoopLowering, *lowering.WHOLE)):
             inputs = self._whole(tensor, inputs)
-        if not isinstance(lowering_of(tensor), lowering.Repeat):
+        if not isinstance(lowering_of(tensor), lowering.LoopLowering):
             return Call(tensor, tuple(inputs), values)
         body, reverse = body_of(tensor), bool(tensor.attributes.get("reverse"))
         step = _fused_step(step_of(body), len(body.carries), self._join)

@@ -11,6 +11,7 @@ from itertools import count, takewhile
 from typing import Literal
 
 from dptrain.program.body import Body, body_of, steps_of
+from dptrain.program.gradient import topological
 from dptrain.program.tensor import Node, Tensor
 
 # Slots of a carry: the one that a step reads, and the one that it writes.
@@ -164,3 +165,11 @@ def repeat_of(loop: Tensor | Node) -> Repeat:
     stacks = (Stack(result, value) for value, result in enumerate(body.stacked, len(body.carries)))
     reverse = bool(loop.attributes.get("reverse"))
     return Repeat(body, steps_of(loop), reverse, carries_of(body), tuple(slices), tuple(captures), tuple(stacks))
+
+
+def operations_of(value: Tensor) -> int:
+    """Return the operations of all steps, of one if their number is not known, if this value is to count them."""
+    body, length = body_of(value), steps_of(value)
+    order = topological(body.results) if value.index == body.counted else []
+    total = sum(tensor.op.operations(tensor) for tensor in order if tensor.op is not None and not tensor.op.is_view)
+    return total if length is None else length * total
