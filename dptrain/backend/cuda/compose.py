@@ -20,7 +20,7 @@ from dptrain.backend.cuda.generate import (
 )
 from dptrain.backend.cuda.groups import Group, Grouping, factors_of
 from dptrain.backend.cuda.libraries.providers import Problem, Provider, is_product, problem_of, with_providers
-from dptrain.backend.cuda.loops import CARRY_PLACES, Address, LoopCall
+from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.persistent import RowLoop, RowsGenerator
 from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.errors import ConfigError
@@ -32,6 +32,7 @@ from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
+from dptrain.program.schedule.loops import SLOTS
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
@@ -193,19 +194,18 @@ class Composition:
         depth: int,
     ) -> None:
         """Give a function the steps of a loop whose `values` are read: in its own text, or as launches."""
-        call = LoopCall(values[0].node, (f"slice_{depth}", f"now_{depth}", f"next_{depth}"))
+        call = LoopCall(values[0].node, depth)
         self._first_carries.update(call.first_carries)
         self.last_carries |= call.last_carries(values)
         addresses = call.addresses(values, names, around)
-        body = body_of(call.node)
-        numbers = {*range(len(body.carries)), *(value.index for value in values)}
-        step = step_of(body, self.program.rows)
-        step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in numbers})
+        written = call.repeat.writes(value.index for value in values)
+        step = step_of(call.repeat.body, self.program.rows)
+        step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in written})
         grouping = Grouping(step)
         stored = {tensor for tensor in {*step.results, *grouping.used} if tensor in grouping.anchors}
         functions, _ = self._functions(grouping, stored, names, addresses, depth + 1)
         _order(grouping.groups, set(), set())
-        row_loop = None if call.length is None else RowLoop(call.node, functions)
+        row_loop = None if call.repeat.length is None else RowLoop(call.repeat, functions)
         if row_loop is not None and depth == 0 and (rows := row_loop.rows_of_block(self.sizes)) is not None:
             generator = RowsGenerator(row_loop, rows, grouping, self.sizes, stored, names, addresses)
             self.stored |= generator.fill(function, call)
@@ -289,7 +289,7 @@ class Composition:
         """Plan intermediate results and scratch memory, including those of loops."""
         rows, sizes, accesses = self.sizes.rows, dict[Any, int](), list[Access]()
         for tensor in stored - self.last_carries.keys():
-            sizes[tensor] = nbytes(tensor, rows) * (CARRY_PLACES if tensor in self._first_carries else 1)
+            sizes[tensor] = nbytes(tensor, rows) * (SLOTS if tensor in self._first_carries else 1)
         for stage, stage_messages in zip(stages, messages, strict=True):
             moved = [
                 (message.after, Access(dict.fromkeys(message.parts).keys(), message.results))

@@ -32,7 +32,7 @@ from dptrain.backend.cuda.generate import (
 )
 from dptrain.backend.cuda.gpu.device import Gpu, cuda
 from dptrain.backend.cuda.graphs import steps_in_graph
-from dptrain.backend.cuda.loops import CARRY_PLACES, HostLoop, LoopCall
+from dptrain.backend.cuda.loops import HostLoop, LoopCall
 from dptrain.backend.cuda.measuring import Measuring
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.packs import RunTable, Starts
@@ -47,6 +47,7 @@ from dptrain.program.codegen.memory import in_a_row, nbytes
 from dptrain.program.lowering import HostCall, UserKernel, lowering_of
 from dptrain.program.program import ROWS, Program
 from dptrain.program.schedule.clock import Clock
+from dptrain.program.schedule.loops import SLOTS
 from dptrain.program.shapes import local
 from dptrain.program.sharding.messages import all_reduce, exchange
 from dptrain.program.tensor import Array, Tensor
@@ -345,15 +346,16 @@ class CudaExecutable:
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         """Return a kernel's launches at step numbers of loops; `pack_parts` receives parts of the pack key."""
         launches = self._launches_alone(kernel, counters, pack_parts)
-        if kernel.loop is None or kernel.loop.length is None:
+        if kernel.loop is None or kernel.loop.repeat.length is None:
             self._kernel_names |= {id(launch): kernel.name for launch in launches}
         return launches
 
     def _launches_alone(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         if kernel.loop is not None:
             launches = list[Launch]()
-            pack_parts.append((kernel.name, kernel.loop.length, kernel.loop.is_reverse))
-            if kernel.loop.length is None:
+            repeat = kernel.loop.repeat
+            pack_parts.append((kernel.name, repeat.length, repeat.reverse))
+            if repeat.length is None:
                 return [self._host_loop(kernel.loop, counters)]
             for number, step in enumerate(kernel.loop.steps()):
                 parts_of_step = pack_parts if number == 0 else []
@@ -383,16 +385,15 @@ class CudaExecutable:
     def _host_loop(self, loop: LoopCall, counters: Mapping[str, int]) -> HostLoop:
         """Return a loop whose steps are queued one by one, each as a graph if it can be."""
         number, self._host_loops = self._host_loops, self._host_loops + 1
-        places = range(CARRY_PLACES)
         carries = [
             [
                 DeviceArray(
                     self._arena,
-                    self._pointers[first] + place * nbytes(first, self._rows),
+                    self._pointers[first] + slot * nbytes(first, self._rows),
                     self._shape(first),
                     first.dtype,
                 )
-                for place in places
+                for slot in range(SLOTS)
             ]
             for first in loop.first_carries
         ]
@@ -400,8 +401,8 @@ class CudaExecutable:
             [launch for inner in loop.kernels for launch in self._launches_of(inner, {**counters, **step}, [])]
             for step in loop.steps()
         ]
-        queues = [partial(self._queue, (-1 - number, place, 1, 1), steps[place]) for place in places]
-        return HostLoop(self.backend, carries, queues)
+        queues = [partial(self._queue, (-1 - number, slot, 1, 1), launches) for slot, launches in enumerate(steps)]
+        return HostLoop(self.backend, carries[loop.repeat.condition.value], carries, queues)
 
     @property
     def _queues_messages(self) -> bool:

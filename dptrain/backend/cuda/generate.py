@@ -838,7 +838,8 @@ def launched(kernels: Iterable[Kernel], times: int = 1) -> Iterator[tuple[Kernel
         if kernel.loop is None:
             yield kernel, times
         else:
-            yield from launched(kernel.loop.kernels, times * (1 if kernel.loop.length is None else kernel.loop.length))
+            length = kernel.loop.repeat.length
+            yield from launched(kernel.loop.kernels, times * (1 if length is None else length))
 
 
 def kernels(levels: Sequence[Sequence[GeneratedFunction]]) -> list[Kernel]:

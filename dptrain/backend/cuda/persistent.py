@@ -11,12 +11,12 @@ from dptrain.backend.cuda.generate import BLOCK, Argument, GeneratedFunction, Ge
 from dptrain.backend.cuda.groups import Group, Places, factors_of
 from dptrain.backend.cuda.libraries.providers import is_by_library, is_product
 from dptrain.backend.cuda.loops import LoopCall
-from dptrain.program.body import body_of
 from dptrain.program.codegen.cpp import ctype, numel_text
 from dptrain.program.codegen.index_expr import IndexExpr, numel, unravel
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.operand import OPERATORS
-from dptrain.program.tensor import Node, Tensor
+from dptrain.program.schedule.loops import SLOTS, Repeat
+from dptrain.program.tensor import Tensor
 
 # Rows of a block: the fewest that take at most so many blocks. More blocks together would read too much of L2.
 _ROWS, _BLOCKS = (2, 4, 8), 64
@@ -31,18 +31,17 @@ class RowLoop:
     # sums: reductions over the rows, each with the carry that it is added to, and the next one. A block adds up terms
     # of its own rows; the last block adds up all.
 
-    def __init__(self, node: Node, functions: Mapping[Group, GeneratedFunction]) -> None:
-        self._length, self._functions = int(node.attributes["length"]), functions
-        body = self._body = body_of(node)
+    def __init__(self, repeat: Repeat, functions: Mapping[Group, GeneratedFunction]) -> None:
+        self._repeat, self._functions = repeat, functions
         self.sums = self._sums()
         added = {tensor for carries in self.sums.values() for tensor in carries}
         written = (tensor for function in functions.values() for tensor in function.writes)
-        self._changing = {*body.carries, *written} - added
-        self.rows = next((tensor.shape[:1] for tensor in body.following if tensor in self._changing), ())
+        self._changing = {*repeat.body.carries, *written} - added
+        self.rows = next((carry.result.shape[:1] for carry in repeat.carries if carry.result in self._changing), ())
 
     def rows_of_block(self, sizes: Local) -> int | None:
         """Return the rows of a block that executes all steps; None for a loop whose steps are launched one by one."""
-        if self._length < 2:  # such as what is computed again for a gradient
+        if self._repeat.length is None or self._repeat.length < 2:  # such as what is computed again for a gradient
             return None
         products = [tensor for group in self._functions for tensor in group.roles if is_product(tensor)]
         weights = sum(sizes.count(b.shape) * b.dtype.itemsize for _, (b, _) in map(factors_of, products))
@@ -54,7 +53,7 @@ class RowLoop:
         sums: dict[Tensor, tuple[Tensor, Tensor]] = {}
         add = OPERATORS["+"]
         for group, function in self._functions.items():
-            for carry, total in zip(self._body.carries, self._body.following, strict=True):
+            for carry, total in ((carry.leaf, carry.result) for carry in self._repeat.carries):
                 if group.kind != "columns" or group.roles.get(total) != "final" or total.op is not add:
                     continue
                 others = [read for read in total.inputs if read is not carry]
@@ -129,7 +128,7 @@ class RowsGenerator(Generator):
         count = self._sizes.count(self._loop_of_rows.rows)
         function.blocks, function.threads = max(-(-count // rows), 1 if self._loop_of_rows.sums else 0), BLOCK
         function.shared = f"ROWS_PRODUCT_SHARED({rows})"
-        function.arguments.append(Argument("int", "length", call.length or 0))
+        function.arguments.append(Argument("int", "length", call.repeat.length or 0))
         begin, end = self._totals_of_blocks(function)
         function.body = [
             f"const Index first_of_block = (Index)block * {rows};",
@@ -144,10 +143,10 @@ class RowsGenerator(Generator):
         return in_memory
 
     def _step(self, function: GeneratedFunction, call: LoopCall, steps: Sequence[GeneratedFunction]) -> list[str]:
-        place, now, following = call.counters
+        now = call.name("now")
         lines = [
-            f"const int {place} = {'length - 1 - turn' if call.is_reverse else 'turn'};",
-            f"const int {now} = turn % 2, {following} = 1 - {now};",
+            f"const int {call.name('slice')} = {call.repeat.position_in_c('turn', 'length')};",
+            f"const int {now} = turn % {SLOTS}, {call.name('next')} = 1 - {now};",
         ]
         for tensor in dict.fromkeys(tensor for step in steps for tensor in step.pointers if tensor in self._addresses):
             at = self._addresses[tensor]
@@ -173,7 +172,7 @@ class RowsGenerator(Generator):
                 loop,
                 f"    double total = {at.name}[c];",
                 f"    for (int n = 0; n < blocks; ++n) total += {parts}[(long long)n * ({columns}) + c];",
-                f"    {at.name}[length % 2 * ({columns}) + c] = (float)total;",
+                f"    {at.name}[length % {SLOTS} * ({columns}) + c] = (float)total;",
                 "}",
             ]
         if after:
