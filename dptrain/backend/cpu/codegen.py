@@ -49,6 +49,7 @@ from dptrain.program.codegen.views import View, marked, matrix, space_of, whole
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.program import ROWS
+from dptrain.program.schedule.loops import Address
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
 
@@ -238,8 +239,8 @@ class _Writer:
         It moves pointers: to a step's slices and stacked outputs, and from one carry to the next; if threads share the
         rows, in a table of its own. None, or NeedsPythonError if it can be unrolled, where a step needs Python.
         """
-        body, around = kernel.body, self.fused
-        if kernel.length is None and self._needs_python(kernel):
+        repeat, around = kernel.repeat, self.fused
+        if repeat.length is None and self._needs_python(kernel):
             return None
         inputs = [self.slot(view.root) for view in kernel.reads]
         values = {number: self.slot(tensor) for number, tensor in kernel.values.items()}
@@ -247,10 +248,10 @@ class _Writer:
         self._store()
         self.code.moved |= kernel.moved
         apart = has_separate_rows(kernel)
-        slots = [self.slot(tensor) for tensor in body.placeholders]
+        slots = {leaf: self.slot(leaf) for leaf in repeat.body.placeholders}
         begins, moves, ends, last = self._pointers(kernel, slots, inputs, values)
         (stage,) = kernel.step.stages
-        may_not_end, self._may_not_end = self._may_not_end, kernel.length is None
+        may_not_end, self._may_not_end = self._may_not_end, repeat.length is None
         calls = [call for _, call in self._calls(stage.kernels)]
         if None in calls:
             raise NeedsPythonError
@@ -268,14 +269,14 @@ class _Writer:
             head.append("Context c = dp_of_rows(whole, p, low, high);")
             executed = ["{", *_indented(["const int64_t B = c.R;", *executed]), "}"]
         self.fused = around
-        steps = f"for (int64_t n = 0; n < {kernel.length}; ++n) {{"
-        if kernel.length is None:
-            steps = f"while (dp_goes_on(c, (const bool *)p[{slots[0]}])) {{"
+        steps = f"for (int64_t n = 0; n < {repeat.length}; ++n) {{"
+        if repeat.length is None:
+            steps = f"while (dp_goes_on(c, (const bool *)p[{slots[repeat.condition.leaf]}])) {{"
         elif moves:
-            moves.insert(0, f"const int64_t t = {f'{kernel.length} - 1 - n' if kernel.reverse else 'n'};")
-        if body.guarded:  # else all values are zeros
-            guard = f"*(const bool *)p[{inputs[len(body.begun) + len(body.slices)]}]"
-            zeros = [f"memset(p[{values[number]}], 0, {_nbytes(body.results[number])});" for number in values]
+            moves.insert(0, f"const int64_t t = {repeat.position_in_c('n', str(repeat.length))};")
+        if repeat.guard is not None:  # else all values are zeros
+            guard = f"*(const bool *)p[{inputs[repeat.guard]}]"
+            zeros = [f"memset(p[{values[n]}], 0, {_nbytes(repeat.body.results[n])});" for n in values]
             head += [f"if (!{guard}) {{", *_indented([*zeros, "return;"]), "}"]
         lines = [*head, *begins, steps, *_indented([*moves, *executed, *ends]), "}", *last]
         name, self._repeats = f"repeat{self._repeats}", self._repeats + 1
@@ -294,37 +295,43 @@ class _Writer:
         return self._needing_python[kernel]
 
     def _pointers(
-        self, kernel: RepeatKernel, slots: Sequence[int], inputs: Sequence[int], values: Mapping[int, int]
+        self, kernel: RepeatKernel, slots: Mapping[Tensor, int], inputs: Sequence[int], values: Mapping[int, int]
     ) -> tuple[list[str], list[str], list[str], list[str]]:
         """Return what moves a loop's pointers before it, in a step before and after its kernels, and after the loop."""
-        body, results, apart = kernel.body, kernel.results, has_separate_rows(kernel)
+        repeat, results, apart = kernel.repeat, kernel.results, has_separate_rows(kernel)
         begins, moves, ends, last = list[str](), list[str](), list[str](), list[str]()
-        count, first = len(body.carries), len(body.begun)
         of_rows = partial(_of_rows, apart)
-        for number, (carried, (buffer, spare)) in enumerate(zip(body.carries, kernel.buffers, strict=True)):
-            carry, following = slots[number], self.slot(results[number])
-            size = f"(high - low) * {row_numel(carried) * carried.dtype.itemsize}" if apart else _nbytes(carried)
-            begins.append(f"p[{carry}] = {of_rows(self.slot(buffer), carried)};")
+        arrays: Mapping[str, Any] = {"input": inputs, "value": values}
+        reads = dict(zip(repeat.body.placeholders, repeat.reads(kernel.stacked), strict=True))
+        writes = repeat.writes(values, kernel.stacked)
+
+        def address(at: Address, part: Tensor) -> str:
+            start = of_rows(arrays[at.array][at.index], part)
+            return f"{start} + t * {_nbytes(part)}" if at.counter == "slice" else start
+
+        for carry, (buffer, spare) in zip(repeat.carries, kernel.buffers, strict=True):
+            leaf, now, following = carry.leaf, slots[carry.leaf], self.slot(results[carry.value])
+            size = f"(high - low) * {row_numel(leaf) * leaf.dtype.itemsize}" if apart else _nbytes(leaf)
+            begins.append(f"p[{now}] = {of_rows(self.slot(buffer), leaf)};")
             begins.append(
-                f"memcpy(p[{carry}], {of_rows(inputs[number], carried)}, {size});"
-                if number < first
-                else f"memset(p[{carry}], 0, {size});"
+                f"memset(p[{now}], 0, {size});"
+                if carry.input is None
+                else f"memcpy(p[{now}], {of_rows(inputs[carry.input], leaf)}, {size});"
             )
-            if any(results[place] is results[number] for place in values if place >= count):
-                ends.append(f"p[{carry}] = p[{following}];")
+            if reads[leaf].counter == "before":
+                ends.append(f"p[{now}] = p[{following}];")
             else:
-                begins.append(f"p[{following}] = {of_rows(self.slot(spare), carried)};")
-                ends.append(f"dp_swap(p[{carry}], p[{following}]);")
-            if number in values:
-                last.append(f"memcpy({of_rows(values[number], carried)}, p[{carry}], {size});")
-        for place, part in enumerate(body.slices):
-            moves.append(f"p[{slots[count + place]}] = {of_rows(inputs[first + place], part)} + t * {_nbytes(part)};")
-        for place in range(1, len(body.captures) + 1):
-            begins.append(f"p[{slots[-place]}] = {of_rows(inputs[-place], body.captures[-place])};")
-        for number, output in enumerate(body.stacked, count):
-            if number in values:
-                stacked = f"{of_rows(values[number], output)} + t * {_nbytes(output)}"
-                moves.append(f"p[{self.slot(results[number])}] = {stacked};")
+                begins.append(f"p[{following}] = {of_rows(self.slot(spare), leaf)};")
+                ends.append(f"dp_swap(p[{now}], p[{following}]);")
+            if carry.value in values:
+                last.append(f"memcpy({of_rows(values[carry.value], leaf)}, p[{now}], {size});")
+        moves += [f"p[{slots[part.leaf]}] = {address(reads[part.leaf], part.leaf)};" for part in repeat.slices]
+        for capture in reversed(repeat.captures):
+            begins.append(f"p[{slots[capture.leaf]}] = {address(reads[capture.leaf], capture.leaf)};")
+        for stack in repeat.stacks:
+            if stack.value in writes:
+                at = address(writes[stack.value], stack.result)
+                moves.append(f"p[{self.slot(results[stack.value])}] = {at};")
         return begins, moves, ends, last
 
     def _define_loop(self, loop: "_LoopText") -> tuple[str, str | None]:

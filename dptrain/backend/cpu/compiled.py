@@ -355,9 +355,11 @@ class CompiledExecutable:
         if kernel not in self._loops:
             self._loops[kernel] = self._executable_of_step(kernel)
         arrays, step = self._loops[kernel]
-        body = kernel.body
+        body = kernel.repeat.body
         inputs = [self._strided(view, leaf) for view, leaf in zip(kernel.reads, body.inputs, strict=True)]
-        carries = arrays[: len(body.carries)]
+        of_leaf = dict(zip(body.placeholders, arrays, strict=True))
+        carries = {carry.value: of_leaf[carry.leaf] for carry in kernel.repeat.carries}
+        condition = of_leaf[kernel.repeat.condition.leaf]
         values = [(self._array(tensor), carries[number]) for number, tensor in kernel.values.items()]
         in_every_step = not self.fused.every_step.isdisjoint(kernel.tensors)
 
@@ -366,9 +368,9 @@ class CompiledExecutable:
                 return
             for array, given in zip(arrays, inputs, strict=True):
                 np.copyto(array, given)
-            while carries[0]:
+            while condition:
                 step.run()
-                for number, carry in enumerate(carries):
+                for number, carry in carries.items():
                     np.copyto(carry, step.outputs[str(number)])
             for value, carry in values:
                 np.copyto(value, carry)
@@ -376,7 +378,7 @@ class CompiledExecutable:
         return execute
 
     def _executable_of_step(self, kernel: RepeatKernel) -> "tuple[list[Array], CompiledExecutable]":
-        program = step_of(kernel.body, self._batch_rows)
+        program = step_of(kernel.repeat.body, self._batch_rows)
         arrays = {name: aligned(local(leaf.shape, self._rows), leaf.dtype) for name, leaf in program.inputs.items()}
         place: Any = {"rows": self._rows, "first_row": self._first_row, "comm": self._comm}
         executable = CompiledExecutable(program, HostMemory(), arrays, **place, threads=self._context.threads)

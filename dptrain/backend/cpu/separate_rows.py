@@ -11,10 +11,10 @@ LEAST_ROWS = 8
 LEAST_OPERATIONS = 1 << 16
 
 
-def has_separate_rows(repeat: RepeatKernel) -> bool:
+def has_separate_rows(loop: RepeatKernel) -> bool:
     """Whether each row of a loop's carries and stacked values depends on the same row of its inputs alone."""
-    body, step = repeat.body, repeat.step
-    written = [*body.carries, *repeat.results, *(tensor for kernel in step.kernels for tensor in kernel.tensors)]
+    body, step = loop.repeat.body, loop.step
+    written = [*body.carries, *loop.results, *(tensor for kernel in step.kernels for tensor in kernel.tensors)]
     read = [*body.slices, *body.captures]
     return (
         not body.guarded
@@ -37,12 +37,12 @@ def row_numel(tensor: Tensor) -> int:
     return 0 if power else number
 
 
-def least_rows(repeat: RepeatKernel) -> int:
+def least_rows(loop: RepeatKernel) -> int:
     """Return from how many rows a thread on steps fill tiles and take longer than handing them over."""
     operations = 0  # on single elements, of one row in all steps
-    for kernel in repeat.step.kernels:
+    for kernel in loop.step.kernels:
         depth = max(numel(kernel.reads[0].root.shape[-1:])[0] // 16, 1) if isinstance(kernel, ProductKernel) else 1
-        operations += sum(map(row_numel, kernel.tensors)) * depth * (repeat.length or 1)
+        operations += sum(map(row_numel, kernel.tensors)) * depth * (loop.repeat.length or 1)
     return max(LEAST_ROWS, -(-LEAST_OPERATIONS // max(operations, 1)))
 
 

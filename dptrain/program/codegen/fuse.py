@@ -22,7 +22,6 @@ from typing import Any
 import numpy as np
 
 from dptrain.program import lowering
-from dptrain.program.body import body_of, steps_of
 from dptrain.program.codegen.cpp import has_types
 from dptrain.program.codegen.kernels import (
     COPY,
@@ -44,6 +43,7 @@ from dptrain.program.codegen.views import Key, View, compose, marked, matrix, sp
 from dptrain.program.lowering import lowering_of
 from dptrain.program.passes import rewritten, sums_of_products, with_half_factors, without_repeats
 from dptrain.program.program import Program
+from dptrain.program.schedule.loops import repeat_of
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import SENT, Stage, stages
@@ -170,9 +170,9 @@ class _Fuser:
             inputs = self._whole(tensor, inputs)
         if not isinstance(lowering_of(tensor), lowering.LoopLowering):
             return Call(tensor, tuple(inputs), values)
-        body, reverse = body_of(tensor), bool(tensor.attributes.get("reverse"))
-        step = _fused_step(step_of(body), len(body.carries), self._join)
-        return RepeatKernel(values, tuple(inputs), body, step, steps_of(tensor), reverse)
+        repeat = repeat_of(tensor)
+        step = _fused_step(step_of(repeat.body), len(repeat.carries), self._join)
+        return RepeatKernel(values, tuple(inputs), repeat, step)
 
     def _as_view(self, tensor: Tensor) -> View:
         beneath, view_map = tensor.inputs[0], lowering_of(tensor)

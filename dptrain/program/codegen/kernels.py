@@ -7,12 +7,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from dptrain.program.body import Body
 from dptrain.program.codegen.views import View, aligned_axes, space_of, whole
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.program import Program
+from dptrain.program.schedule.loops import SLOTS, Repeat
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import Array, Tensor, Variable
@@ -146,21 +146,18 @@ class RepeatKernel:
         reads: contiguous inputs.
         step: kernels of one step, in one stage; each result has a root of its own, but a next carry may also be
             stacked.
-        length: number of steps; None as long as the first carry is true.
-        buffers: memory of each carry and of the next one.
+        buffers: slots of each carry.
     """
 
     values: Mapping[int, Tensor]
     reads: tuple[View, ...]
-    body: Body
+    repeat: Repeat
     step: "Fused"
-    length: int | None
-    reverse: bool
-    buffers: list[tuple[Tensor, Tensor]] = field(init=False)
+    buffers: list[list[Tensor]] = field(init=False)
 
     def __post_init__(self) -> None:
-        tensors = [Tensor(None, (), {}, carry.shape, carry.dtype) for carry in self.body.carries for _ in range(2)]
-        self.buffers = list(zip(tensors[::2], tensors[1::2], strict=True))
+        leaves = [carry.leaf for carry in self.repeat.carries]
+        self.buffers = [[Tensor(None, (), {}, leaf.shape, leaf.dtype) for _ in range(SLOTS)] for leaf in leaves]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -173,11 +170,18 @@ class RepeatKernel:
         return [self.step.memory_of(view.root) for view in self.step.outputs.values()]
 
     @property
+    def stacked(self) -> dict[int, int]:
+        """The value that stacks a next carry, by the carry's index."""
+        results = self.results
+        values = {results[stack.value]: stack.value for stack in self.repeat.stacks if stack.value in self.values}
+        pairs = ((carry.value, values.get(results[carry.value])) for carry in self.repeat.carries)
+        return {carry: value for carry, value in pairs if value is not None}
+
+    @property
     def moved(self) -> set[Tensor]:
         """Roots whose address differs from step to step, or from loop to loop."""
-        count = len(self.body.carries)
-        stacked = {result for number, result in enumerate(self.results) if number < count or number in self.values}
-        return {*self.body.placeholders, *stacked}
+        results = self.results
+        return {*self.repeat.body.placeholders, *(results[index] for index in self.repeat.writes(self.values))}
 
 
 Kernel = Loop | ProductKernel | Call | RepeatKernel
@@ -223,7 +227,7 @@ class Fused:
     @property
     def may_not_end(self) -> bool:
         """Whether there is a loop of unknown length."""
-        return any(isinstance(kernel, RepeatKernel) and kernel.length is None for kernel in self.all_kernels)
+        return any(isinstance(kernel, RepeatKernel) and kernel.repeat.length is None for kernel in self.all_kernels)
 
     @property
     def all_kernels(self) -> list[Kernel]:
