@@ -318,7 +318,7 @@ class _Writer:
                 if carry.input is None
                 else f"memcpy(p[{now}], {of_rows(inputs[carry.input], leaf)}, {size});"
             )
-            if reads[leaf].counter == "before":
+            if reads[leaf].first is not None:  # it lies where it is stacked
                 ends.append(f"p[{now}] = p[{following}];")
             else:
                 begins.append(f"p[{following}] = {of_rows(self.slot(spare), leaf)};")

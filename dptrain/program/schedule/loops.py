@@ -61,13 +61,15 @@ class Address:
 
     Attributes:
         array: an input or a value of the node, or the slots of a carry.
-        index: of the input, value or carry.
+        index: of the input or value; of a carry that of its last value.
         counter: None for an array that is not divided.
+        first: the carry in whose first slot the tensor lies in the first step; None for all else.
     """
 
     array: Literal["input", "value", "slots"]
     index: int
     counter: Counter | None = None
+    first: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,42 +114,46 @@ class Repeat:
         return f"{length} - 1 - {step}" if self.reverse else step
 
     def counters(self, step: int) -> dict[Counter, int]:
-        """Return the counters of a step; that of the step before is -1 in the first."""
-        slot, before = step % SLOTS, self.position(step - 1) if step else -1
-        return {"slice": self.position(step), "before": before, "now": slot, "next": 1 - slot}
+        """Return the counters of a step; that of the slice before means nothing in the first."""
+        slot = step % SLOTS
+        return {"slice": self.position(step), "before": self.position(step - 1), "now": slot, "next": 1 - slot}
 
     @property
     def last_slot(self) -> int:
-        """The slot that holds the last carries; of a loop of unknown length they are moved to the first one."""
-        return (self.length or 0) % SLOTS
+        """The slot that holds the last carries, where a further step would read them; the first in a loop of unknown
+        length, behind which they are moved.
+        """
+        return self.counters(self.length or 0)["now"]
 
     # Addresses
 
     def reads(self, stacked: Mapping[int, int] | None = None) -> list[Address]:
         """Return the address of each placeholder of the body, in order.
 
-        `stacked` are values of the node that stack a next carry, by the index of the carry. Such a carry lies in the
-        slice of the step before, and before the first step in its first slot.
+        `stacked` are values of the node that stack a next carry, by the value that is the last one. Such a carry lies
+        in the slice of the step before.
         """
         lies = stacked or {}
-        return [
-            *(
-                Address("value", lies[index], "before") if index in lies else Address("slots", index, "now")
-                for index in range(len(self.carries))
-            ),
-            *(Address("input", part.input, "slice") for part in self.slices),
-            *(Address("input", capture.input) for capture in self.captures),
-        ]
+        carries = (
+            Address("value", lies[carry.value], "before", carry.value)
+            if carry.value in lies
+            else Address("slots", carry.value, "now")
+            for carry in self.carries
+        )
+        slices = (Address("input", part.input, "slice") for part in self.slices)
+        return [*carries, *slices, *(Address("input", capture.input) for capture in self.captures)]
 
     def writes(self, values: Iterable[int], stacked: Mapping[int, int] | None = None) -> dict[int, Address]:
         """Return the address of each next carry, and of what is stacked in these values, by index of the value."""
         lies, wanted = stacked or {}, set(values)
-        addresses = {
-            carry.value: Address("value", lies[index], "slice") if index in lies else Address("slots", index, "next")
-            for index, carry in enumerate(self.carries)
+        carries = {
+            carry.value: Address("value", lies[carry.value], "slice")
+            if carry.value in lies
+            else Address("slots", carry.value, "next")
+            for carry in self.carries
         }
-        of_stacks = {stack.value: Address("value", stack.value, "slice") for stack in self.stacks}
-        return addresses | {index: address for index, address in of_stacks.items() if index in wanted}
+        stacks = [stack.value for stack in self.stacks if stack.value in wanted]
+        return carries | {value: Address("value", value, "slice") for value in stacks}
 
 
 def carries_of(body: Body) -> tuple[Carry, ...]:
