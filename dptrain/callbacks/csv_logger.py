@@ -77,9 +77,11 @@ class CSVLogger(Callback):
             if path.exists() and path.stat().st_size >= size:
                 os.truncate(path, size)  # later lines will be written again
                 sync(path)
+                self.append_header = not size
                 return keys
             warn(f"{path} is shorter than at the checkpoint; the lines of earlier epochs are missing")
             path.write_bytes(b"")
+            self.append_header = True
         except OSError as error:
             raise output_error(path, error, advice=_ADVICE) from error
         return None

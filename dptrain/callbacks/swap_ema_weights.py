@@ -5,6 +5,7 @@ from contextlib import nullcontext
 from typing import Any
 
 from dptrain.callbacks.base import Callback, Logs
+from dptrain.callbacks.monitor import take_numbers
 from dptrain.errors import ConfigError
 from dptrain.program.tensor import Variable
 
@@ -24,11 +25,25 @@ class SwapEMAWeights(Callback):
     def __init__(self, swap_on_epoch: bool = False) -> None:
         super().__init__()
         self.swap_on_epoch = bool(swap_on_epoch)
-        self._averages_in_model = False
+        self._averages_in_model = self._is_restored = False
+
+    def on_train_begin(self, logs: Logs | None = None) -> None:
+        """Expect no state of a checkpoint yet."""
+        self._is_restored = False
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return which of both the checkpoint has as the model's weights."""
+        return {"_averages_in_model": self._averages_in_model}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore it, once: an epoch that has begun has the weights in place."""
+        if not self._is_restored:
+            take_numbers(self, state)
+            self._is_restored = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Put the weights back."""
-        if self.swap_on_epoch and self._averages_in_model:
+        if self._averages_in_model:
             self._swap()
 
     def on_epoch_end(self, epoch: int, logs: Logs | None = None) -> None:
