@@ -254,6 +254,10 @@ class ShardedDataset(SampleDataset):
 
         The second is not shuffled.
         """
+        if self.num_samples != self._order.total:
+            raise ConfigError(
+                f"split_off: {self.num_samples:,} of {self._order.total:,} samples are taken; split before take"
+            )
         sizes = [shard.samples for shard in self._set.shards]
         ends = np.cumsum(sizes[::-1])
         held = int(np.searchsorted(ends, fraction * ends[-1])) + 1
