@@ -21,6 +21,7 @@ _MAGICS = {20240520: (1, "uint16"), 20240801: (7, "uint32")}
 # Bytes in which the header of an .npy file ends.
 _NPY_HEADER = 4096
 _NPY_MAGIC = b"\x93NUMPY"
+_MOST_IDS = 1 << 31
 
 
 class _Layout(NamedTuple):
@@ -63,24 +64,24 @@ class TokenReader(ShardReader):
 
     def read(self, rows: Indices) -> tuple[Array, Array]:
         """See `ShardReader`."""
-        ids = np.empty((len(rows), self._window + 1), np.int32)
+        ids = np.empty((len(rows), self._window + 1), self._layout.dtype)
         itemsize = self._layout.dtype.itemsize
         for index, row in enumerate(rows.tolist()):
             start = self._layout.offset + row * self._window * itemsize
             content = self._file.read(start, (self._window + 1) * itemsize)
             ids[index] = np.frombuffer(content, self._layout.dtype)
         self._check(ids, rows)
+        ids = ids.astype(np.int32)
         return ids[:, :-1], ids[:, 1:]
 
     def _check(self, ids: Array, rows: Indices) -> None:
-        wrong = ids < 0 if self._vocabulary is None else (ids < 0) | (ids >= self._vocabulary)
+        wrong = (ids < 0) | (ids >= (_MOST_IDS if self._vocabulary is None else min(self._vocabulary, _MOST_IDS)))
         if wrong.any():
             row, column = np.unravel_index(int(wrong.argmax()), wrong.shape)
             token = int(rows[row]) * self._window + int(column)
             bound = "below 2^31" if self._vocabulary is None else f"0 to {self._vocabulary - 1}"
-            shown = int(np.uint32(ids[row, column].astype(np.int64) & 0xFFFFFFFF))
             raise DataError(
-                f"{self._file.where}: id {shown} at token {token:,} (byte "
+                f"{self._file.where}: id {ids[row, column]} at token {token:,} (byte "
                 f"{self._layout.offset + token * self._layout.dtype.itemsize:,}); expected {bound}: are these shards "
                 "of this vocabulary and type?"
             )
