@@ -4,6 +4,7 @@ import errno
 import functools
 import hashlib
 import json
+import math
 import os
 import random
 import re
@@ -12,6 +13,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from dptrain.errors import DataError, OutputError
 from dptrain.runtime.storage.files import Directory
@@ -84,6 +87,29 @@ def test_the_last_ones_and_the_best_stay(tmp_path):
     assert newest(directory.path) == 30, "the last that was saved, not the highest step"
     reopened.delete()
     assert not directory.path.exists()
+
+
+@settings(max_examples=40)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([None, 0.5, 1.0, 2.0, float("nan"), float("inf"), -float("inf")]), st.booleans()),
+        min_size=1,
+        max_size=7,
+    ),
+    st.integers(1, 3),
+)
+def test_of_any_values_the_last_ones_and_the_best_stay(tmp_path_factory, saves, keep):
+    """Between some saves another process goes on."""
+    path = tmp_path_factory.mktemp("checkpoints")
+    directory, there = opened(path, keep=keep), {}
+    for step, (value, is_another) in enumerate(saves, start=1):
+        directory = opened(path, keep=keep) if is_another else directory
+        save(directory, step, value)
+        there[step] = value
+        numbers = {old: each for old, each in there.items() if each is not None and not math.isnan(each)}
+        best = min(numbers, key=lambda old: (numbers[old], old), default=None)
+        there = {old: each for old, each in there.items() if old in [*list(there)[-keep:], best]}
+        assert names(path) == [f"{old:06d}-step-{old}" for old in there], saves
 
 
 def test_nothing_is_no_checkpoint(tmp_path):

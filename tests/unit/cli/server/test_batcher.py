@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from dptrain.cli.server.batcher import Batcher, QueueFullError
 
@@ -122,3 +124,44 @@ def test_who_has_gone_is_not_predicted():
 
     asyncio.run(ask())
     assert sum(served.seen) == 1
+
+
+@dataclass(eq=False)
+class Reloaded:
+    """Stands for a version of a model: multiplies rows by it; all versions have one name."""
+
+    version: int
+    joins_rows: bool
+    name: str = "model"
+    seen: list[int] = field(default_factory=list)
+
+    def predict(self, arrays):
+        self.seen.append(len(arrays[0]))
+        return [self.version * array for array in arrays]
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 3), st.integers(1, 5), st.integers(1, 2)), min_size=1, max_size=12),
+    st.integers(1, 8),
+    st.tuples(*[st.booleans()] * 3),
+)
+def test_each_request_has_the_answer_of_its_version_in_batches_of_limited_rows(requests, max_rows, joins):
+    versions = {number: Reloaded(number, joins_rows) for number, joins_rows in enumerate(joins, 1)}
+    asked = [(number, np.full((rows, width), float(index))) for index, (number, rows, width) in enumerate(requests)]
+
+    async def ask():
+        with ThreadPoolExecutor(1) as executor:
+            batcher = Batcher(executor, max_rows=max_rows, wait=0, queue=99, observe=lambda *_: None)
+            tasks = [asyncio.create_task(batcher.predict(versions[number], [x])) for number, x in asked]
+            runs = asyncio.create_task(batcher.run())
+            results = await asyncio.gather(*tasks)
+            runs.cancel()
+            return results
+
+    for (number, x), (y,) in zip(asked, asyncio.run(ask()), strict=True):
+        np.testing.assert_array_equal(y, number * x)
+    for number, served in versions.items():
+        lengths = [len(x) for version, x in asked if version == number]
+        assert sum(served.seen) == sum(lengths)
+        assert all(rows <= max_rows or rows in lengths for rows in served.seen)
+        assert served.joins_rows or sorted(served.seen) == sorted(lengths)
