@@ -1,8 +1,8 @@
 """Random histories of healthy jobs in simulated time: nothing is found while any rank waits less than the limit.
 
-Ranks start late, join, work for random times in random phases, meet in collectives of all or of groups, and leave. A
-judge looks at them as the watchdog does, at random moments. If a rank never comes, it is found at the limit and not
-before: so the judge looks indeed.
+Ranks start late, join, work for random times in random phases, as long as they like while none waits, meet in
+collectives of all or of groups, and leave. A judge looks at them as the watchdog does, at random moments. If a rank
+never comes, it is found at the limit and not before: so the judge looks indeed.
 """
 
 import math
@@ -18,6 +18,8 @@ from tests.sample import examples
 LIMITS = Limits(warning=60.0, timeout=300.0)
 PHASES = ("training", "evaluation", "saving", "compilation", "user code")
 CALLS = {Collective.ALL_REDUCE: "an all-reduce of 8 float32", Collective.ALL_GATHER: "an all-gather"}
+# Seconds for which all ranks work before the first waits for another: any number of limits.
+TOGETHER = st.sampled_from([0.0, 10 * LIMITS.timeout])
 
 
 @dataclass
@@ -93,6 +95,9 @@ def histories(draw, longest: float, has_late: bool = False) -> History:
         phase, kind = draw(st.sampled_from(PHASES)), draw(st.sampled_from(list(CALLS)))
         # A rank that moves on, from step to step, is not late after each of these times.
         works = [[draw(part) * allowed(phase) for _ in range(draw(st.integers(1, 3)))] for _ in range(size)]
+        while_nobody_waits = draw(TOGETHER)
+        for pieces in works:
+            pieces[0] += while_nobody_waits
         arrivals = [now + sum(pieces) for pieces in works]
         is_last = has_late and step == steps - 1
         bad = draw(st.integers(0, size - 1)) if is_last else None
@@ -111,9 +116,11 @@ def histories(draw, longest: float, has_late: bool = False) -> History:
         now, position = max(arrivals) + draw(part) * LIMITS.timeout / 2, position + 2
         for changes in history.ranks:
             changes.append(Change(now, State.JOINED, position, kind, phase, 10 * step))
+    while_nobody_waits = draw(TOGETHER)
     for changes in history.ranks:
         changes.append(Change(now, State.JOINED, position, phase="user code"))
-        changes.append(Change(now + draw(part) * allowed("user code"), State.LEFT, position, phase="user code"))
+        at = now + while_nobody_waits + draw(part) * allowed("user code")
+        changes.append(Change(at, State.LEFT, position, phase="user code"))
     return history
 
 
