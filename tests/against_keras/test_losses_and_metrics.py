@@ -57,9 +57,10 @@ def batches() -> list[slice]:
     return [slice(end - size, end) for end, size in zip(ends, SIZES, strict=True)]
 
 
-def compare(keras, loss, last, targets, *, weighted, outputs=CLASSES):
+def compare(keras, loss, last, targets, *, weighted, outputs=CLASSES, scale=1.0):
     """Compare a loss, a function of a module that is Keras or dptrain, and its gradient before the last activation."""
     z, y, weights = samples(targets, outputs)
+    z, y = z * scale, y * scale if targets in ("values", "positive") else y
     for rows in batches():
         sample_weight = (weights[rows],) if weighted else ()
 
@@ -200,6 +201,11 @@ LOSSES = {
 @pytest.mark.parametrize("case", LOSSES)
 def test_losses(keras, case, weighted):
     compare(keras, *LOSSES[case], weighted=weighted)
+
+
+@pytest.mark.parametrize("case", LOSSES)
+def test_losses_of_tiny_numbers(keras, case):
+    compare(keras, *LOSSES[case], weighted=False, scale=1e-5)
 
 
 @pytest.mark.parametrize("weighted", [False, True])
