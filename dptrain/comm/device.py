@@ -46,14 +46,9 @@ class DeviceCommunicator(ABC):
 
     @abstractmethod
     def all_to_all(
-        self,
-        parts: DeviceBuffer,
-        counts: Sequence[int],
-        out: DeviceBuffer,
-        out_counts: Sequence[int],
-        stream: DeviceStream,
+        self, sent: Sequence[Sequence[DeviceBuffer]], received: Sequence[Sequence[DeviceBuffer]], stream: DeviceStream
     ) -> None:
-        """Send each rank its part of `parts`, and gather those for this rank into `out`, in rank order."""
+        """Send each rank its buffers of `sent`, and fill those of `received` from each rank, both in rank order."""
 
     @abstractmethod
     def close(self) -> None:

@@ -109,20 +109,17 @@ class NcclCommunicator(AddingCommunicator):
                         self._nccl.broadcast(part, out[place], rank, stream=stream.handle)
 
     def all_to_all(
-        self,
-        parts: DeviceBuffer,
-        counts: Sequence[int],
-        out: DeviceBuffer,
-        out_counts: Sequence[int],
-        stream: DeviceStream,
+        self, sent: Sequence[Sequence[DeviceBuffer]], received: Sequence[Sequence[DeviceBuffer]], stream: DeviceStream
     ) -> None:
         """`ncclSend` to each rank and `ncclRecv` from each, in one group."""
         with _translated_errors("an all-to-all failed"), self._core.group():
-            for rank, (sent, received) in enumerate(zip(_places(counts), _places(out_counts), strict=True)):
-                if counts[rank]:
-                    self._nccl.send(parts[sent], rank, stream=stream.handle)
-                if out_counts[rank]:
-                    self._nccl.recv(out[received], rank, stream=stream.handle)
+            for rank, (outward, inward) in enumerate(zip(sent, received, strict=True)):
+                for buffer in outward:
+                    if buffer.size:
+                        self._nccl.send(buffer, rank, stream=stream.handle)
+                for buffer in inward:
+                    if buffer.size:
+                        self._nccl.recv(buffer, rank, stream=stream.handle)
 
     def send(self, buffer: DeviceBuffer, rank: int, stream: DeviceStream) -> None:
         """Send a buffer to a rank, `ncclSend`; waits for its `receive`."""

@@ -187,6 +187,11 @@ def program_of(model: "Model", batch_size: int = 32, step: str = "train", *, dty
     return place(traced, totals, comm_dtype=_comm_dtype(model))
 
 
+def traced_program(model: "Model", batch_size: int = 32, *, dtype: str | None = None) -> Program:
+    """Return a training step's program on a whole batch, for any placement; arguments as in `explain`."""
+    return _traced(model, batch_size, "train", dtype)[0]
+
+
 def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tuple[Program, Collection[Variable]]:
     """Return a step's program on a whole batch, and the totals of which each rank may hold a part."""
     if step not in ("train", "test", "predict"):

@@ -39,6 +39,7 @@ def _of_substitutes(program: Program, new: Mapping[Tensor, Tensor]) -> Program:
         program,
         outputs={name: new[tensor] for name, tensor in program.outputs.items()},
         updates={variable: new[tensor] for variable, tensor in program.updates.items()},
+        weight_gradients={new.get(tensor, tensor): variable for tensor, variable in program.weight_gradients.items()},
     )
     if isinstance(rewritten_program, PlacedProgram):
         placements_before = rewritten_program.placements

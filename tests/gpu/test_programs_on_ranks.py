@@ -38,6 +38,7 @@ def whole(dtype):
             # A sum's last bit may decide which way halves round.
             ("random", "bfloat16", "0", "none", "host", 2**-7, "5 0 7"),
             ("random", "float32", "1", "none", "nccl", 1e-4, "5 0 7"),
+            ("random", "float32", "1", "bfloat16", "nccl", 0.01, "5 0 4 3"),  # on two nodes
         ],
         2,
     ),
@@ -45,6 +46,7 @@ def whole(dtype):
 def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes, comm_dtype, transport, close, shards):
     """Also where every sum is a message, which leaves while the backward pass goes on."""
     rows = shards.split()
+    nodes = {"MPIR_CVAR_NUM_CLIQUES": "2"} if len(rows) == 4 else {}
     finished = emulated_ranks(
         len(rows),
         SCRIPT,
@@ -53,10 +55,11 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
         comm_dtype,
         transport,
         *rows,
-        EMULATOR_DEVICES="3",
+        EMULATOR_DEVICES="4",
         EMULATOR_STREAMS=streams,
         PYTHONPATH=PATH,
         TMPDIR=str(tmp_path),
+        **nodes,
     )
     assert (finished.code, finished.err) == (0, "")
     assert [float(number) for number in finished.out.split()] == pytest.approx(whole(dtype), rel=close, abs=close)
@@ -75,6 +78,7 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
             (3, "5+0+6", "nccl", ["ZeRO-1", "FSDP"]),
             (4, "4+7", "host", ["2 x 2"]),
             (4, "4+7", "nccl", ["2 x 2"]),
+            (4, "3+0+4+4", "two nodes", ["ZeRO-1/bfloat16"]),
         ],
         6,
         first=5,
@@ -84,15 +88,22 @@ def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport,
     """And no copy to or from the host, or from GPU to GPU, meets a kernel that still needs what lies there."""
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "race"}
     options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    if transport == "two nodes":
+        options["MPIR_CVAR_NUM_CLIQUES"], transport = "2", "nccl"
     finished = emulated_ranks(ranks, MESH, transport, shards, *forms, **options)
     assert (finished.code, finished.err) == (0, "")
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_gpus_join_what_ranks_have(tmp_path, ranks):
-    """Numbers of every type, in parts of any size, from a graph too; nothing is read that has not been written."""
+@pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (3, 1), (3, 2), (4, 2)])
+def test_gpus_join_what_ranks_have(tmp_path, ranks, nodes):
+    """Arrays of every type, in parts of any size, from a graph too; nothing is read that has not been written.
+
+    On two nodes GPUs send the sums of their node in half precision, each its share.
+    """
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "all"}
-    finished = emulated_ranks(ranks, LINKS, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
+    options |= {"MPIR_CVAR_NUM_CLIQUES": "2"} if nodes > 1 else {}
+    words = ["nodes"] if nodes > 1 else []
+    finished = emulated_ranks(ranks, LINKS, *words, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
     assert (finished.code, finished.err) == (0, "")
     assert finished.out.split() == ["joined"] * ranks
 

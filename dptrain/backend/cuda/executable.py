@@ -202,11 +202,14 @@ class CudaExecutable:
         assert comm is not None
         starts = in_a_row(self._sizes.count(result.shape) for result in message.results)
         over = first.attributes["over"]
-        buffer = backend.empty((starts[-1],), first.dtype, "messages")
+        link = None if self._links is None else self._links.along(first.attributes["mesh"])
+        # Zeros at the end make the shares equal that ranks gather.
+        padded = in_a_row([starts[-1]], 1 if link is None else link.link.size)[-1]
+        buffer = (backend.empty if padded == starts[-1] else backend.zeros)((padded,), first.dtype, "messages")
         for result, start in zip(message.results, starts, strict=False):
             self._pointers[result] = buffer.pointer + start * result.dtype.itemsize
-        if self._links is not None:
-            return LinkedSum(backend, buffer, over, self._links.along(first.attributes["mesh"]))
+        if link is not None:
+            return LinkedSum(backend, buffer, over, link)
         direct = backend.transport == "cuda-aware" and over == "sum" and not is_half(buffer.dtype)
         exchange_of_buffer = backend.exchange(buffer, direct=direct)
         group = comm.along(first.attributes["mesh"])

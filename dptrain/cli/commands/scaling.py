@@ -12,10 +12,10 @@ from dptrain.cli.options.scaling_options import ScalingOptions, Stated
 from dptrain.comm import Communicator
 from dptrain.errors import ConfigError
 from dptrain.models import Model
-from dptrain.models.explaining import program_of
+from dptrain.models.explaining import traced_program
 from dptrain.program.cost.cost_model import StepPrediction
 from dptrain.program.cost.hardware import Hardware, Link
-from dptrain.program.cost.parallelism import kinds_of_parallelism, unplaced
+from dptrain.program.cost.parallelism import kinds_of_parallelism
 from dptrain.program.cost.scaling import Scaling
 from dptrain.program.explain import COLUMNS
 from dptrain.program.passes import with_precision
@@ -57,7 +57,6 @@ _LEGEND = (
 
 def with_device(config: Config, options: ScalingOptions) -> Config:
     """Return the configuration with the prediction's device: GPUs if options are about them and none is chosen."""
-    _check_type_of_gradients(config.comm_dtype)  # before a machine is measured
     if config.device == "cpu" and options.gpu is not None:
         raise ConfigError(f"--gpu {options.gpu}: needs --device cuda")
     about_gpus = options.gpu is not None or options.node is not None
@@ -124,19 +123,17 @@ def of_model(
     model: Model, batch_size: int, *, dtype: str | None = None, bucket_mb: float | None = None
 ) -> list[Scaling]:
     """Return a compiled model's training step in all parallel modes; `bucket_mb` is 10^6 bytes a message."""
-    _check_type_of_gradients(model._compile_arguments.get("comm_dtype"))
-    program = unplaced(program_of(model, batch_size, dtype=dtype))
+    program = traced_program(model, batch_size, dtype=dtype)
     if model._device_options.get("device") == "cuda":
         program = with_precision(program, model._device_options.get("precision", "float32"), "half")
     slots = {weight: list(model.optimizer._slots_of(weight).values()) for weight in model.trainable_weights}
     nbytes = None if bucket_mb is None else int(1e6 * bucket_mb)
-    return [Scaling(program, parallelism, slots, nbytes) for parallelism in kinds_of_parallelism(program, slots)]
-
-
-def _check_type_of_gradients(comm_dtype: str | None) -> None:
-    if comm_dtype is not None:
-        what = "--ranks predicts gradients in their own dtype: leave it out"
-        raise ConfigError(f"comm_dtype {comm_dtype!r}: {what}")
+    comm_dtype = model._compile_arguments.get("comm_dtype")
+    kinds = kinds_of_parallelism(program, slots)
+    return [
+        Scaling(program, parallelism, slots, nbytes, None if parallelism.scheme == "pipeline" else comm_dtype)
+        for parallelism in kinds
+    ]
 
 
 def report(

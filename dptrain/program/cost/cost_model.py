@@ -20,6 +20,7 @@ from dptrain.program.shapes import row_axis, size
 from dptrain.program.sharding.mesh import BATCH, OWN_PART, REDUCE_SCATTER
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.types import is_half
 
 # Ops that share a loop with their operands.
 _FUSED = (Element, Gather, Insert, Join, Reduction)
@@ -27,11 +28,15 @@ _FUSED = (Element, Gather, Insert, Join, Reduction)
 
 @dataclass(frozen=True)
 class CollectiveCall:
-    """A collective ("all_reduce", "all_gather", "reduce_scatter") over a mesh axis, with the bytes of its buffer."""
+    """A collective ("all_reduce", "all_gather", "reduce_scatter") over a mesh axis, with the bytes of its buffer.
+
+    `half`: its elements are in half precision.
+    """
 
     name: str
     mesh: str
     nbytes: float
+    half: bool = False
 
 
 @dataclass(frozen=True)
@@ -86,7 +91,7 @@ class CostModel:
     """The cost of a step in one of `kinds_of_parallelism`, from the unplaced program of the global batch.
 
     `slots` are those of each trained variable; `bucket_bytes` limits messages that are sent together, None for no
-    limit.
+    limit; `comm_dtype`: half precision in which gradients are sent, None for their own type.
 
     Attributes:
         placed: the program of a rank.
@@ -102,9 +107,10 @@ class CostModel:
         parallelism: Parallelism,
         slots: Mapping[Variable, Collection[Variable]],
         bucket_bytes: int | None = None,
+        comm_dtype: str | None = None,
     ) -> None:
         self.parallelism, self.slots, self._bucket_bytes = parallelism, slots, bucket_bytes
-        self.placed = placed = place(program, layouts=parallelism.layouts, slots=slots)
+        self.placed = placed = place(program, layouts=parallelism.layouts, slots=slots, comm_dtype=comm_dtype)
         self._weights = [tensor for tensor in placed.state if tensor in slots]
         self.tensors, self._results = placed.tensors, set(placed.results)
         self._views = {tensor: source_of(tensor) for tensor in self.tensors}
@@ -157,7 +163,7 @@ class CostModel:
             at = open_ones.get(kind)
             if at is None or (self._bucket_bytes and buckets[at][1].nbytes + nbytes > self._bucket_bytes):
                 open_ones[kind] = len(buckets)
-                buckets.append(([tensor], CollectiveCall(tensor.op.name, mesh, nbytes)))
+                buckets.append(([tensor], CollectiveCall(tensor.op.name, mesh, nbytes, is_half(tensor.dtype))))
             else:
                 tensors, message = buckets[at]
                 buckets[at] = [*tensors, tensor], replace(message, nbytes=message.nbytes + nbytes)

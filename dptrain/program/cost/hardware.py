@@ -10,6 +10,7 @@ an all-reduce (nccl-tests, doc/PERFORMANCE.md).
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 from dptrain.comm import hierarchy
 
@@ -53,6 +54,8 @@ class Hardware:
         cores: of a node, as many ranks as compute at full speed at once; None if each has a device.
         overlaps: whether messages travel while a rank computes.
         hierarchical: whether all collectives go node first.
+        sums_halves: how half precision is summed where collectives are not hierarchical: "node first", as between GPUs
+            (`backend/cuda/transfers/node_first.py`), or by an "all-to-all" of all ranks.
     """
 
     rates: Mapping[str, float]
@@ -67,6 +70,7 @@ class Hardware:
     cores: float | None = None
     overlaps: bool = True
     hierarchical: bool = False
+    sums_halves: Literal["node first", "all-to-all"] = "node first"
 
     def busy(self, ranks: int) -> float:
         """Return how many times longer a rank computes because ranks share the cores of a node."""
@@ -78,7 +82,16 @@ class Hardware:
         busy = max(arithmetic, work.nbytes / self.bandwidth)
         return max(busy, self.least) + self.launch if work.launched else busy
 
-    def collective(self, name: str, nbytes: float, ranks: int, stride: int = 1, hierarchical: bool = False) -> float:
+    def collective(
+        self,
+        name: str,
+        nbytes: float,
+        ranks: int,
+        stride: int = 1,
+        hierarchical: bool = False,
+        *,
+        half: bool = False,
+    ) -> float:
         """Return the seconds of a collective ("all_reduce", "all_gather" or "reduce_scatter") of `nbytes` in all.
 
         P ranks, n bytes, latency a, seconds a byte b. Within a node an all-gather or a reduce-scatter takes log2(P) a +
@@ -88,18 +101,21 @@ class Hardware:
         node share.
 
         Ranks are `stride` numbers apart; those between do the same at the same time. `hierarchical`: within each node
-        first, then between nodes, a slice by each rank; by default as the hardware's collectives are.
+        first, then between nodes, a slice by each rank; by default as the hardware's collectives are. `half`: of half
+        precision, which is summed in float32.
         """
         if ranks == 1:
             return 0.0
         on_node = max(min(ranks, self.node // stride), 1)  # ranks on a node
         times = 2 if name == "all_reduce" else 1
+        if half and name != "all_gather" and not self.hierarchical:
+            return self._of_halves(times, nbytes, ranks, stride, on_node)
         if on_node >= ranks:
             return _doubling(times, nbytes, ranks, self.link)
         beside, nodes = min(stride, self.node), -(-ranks // on_node)
         edge = self.network.shared(beside)
         if hierarchical or self.hierarchical:
-            exchanges = _possible_exchanges(name, nbytes, nodes, on_node)
+            exchanges = _possible_exchanges(name, nbytes, nodes, on_node, half)
             pause = _rounds(nodes) * edge.latency
             between_nodes = min(exchange.turns * pause + exchange.nbytes / edge.bandwidth for exchange in exchanges)
             return _doubling(times, nbytes, on_node, self.link) + between_nodes
@@ -112,6 +128,25 @@ class Hardware:
         else:
             moved = (ranks - 1) / ranks * nbytes / between.bandwidth
         return min(ring, latency + moved)
+
+    def _of_halves(self, times: int, nbytes: float, ranks: int, stride: int, on_node: int) -> float:
+        """Return the seconds of a reduce-scatter between GPUs, and of an all-reduce's gather: each an all-to-all.
+
+        Node first, float32 travels between nodes to the reduce-scatter's second sum; by an all-to-all of all ranks, the
+        halves of each.
+        """
+        nodes, edge = -(-ranks // on_node), self.network.shared(min(stride, self.node))
+        if nodes > 1 and self.sums_halves == "all-to-all":
+            sent = (ranks - on_node) / ranks * nbytes * on_node
+            return times * (edge.latency + sent / edge.bandwidth)
+        seconds = 0.0
+        if on_node > 1:
+            seconds += times * (self.link.latency + (on_node - 1) / on_node * nbytes / self.link.bandwidth)
+        if nodes > 1:
+            wide = 2 if on_node > 1 else 1
+            sent = (wide + times - 1) * (nodes - 1) / nodes * nbytes
+            seconds += times * edge.latency + sent / edge.bandwidth
+        return seconds
 
 
 @dataclass(frozen=True)

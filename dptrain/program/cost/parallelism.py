@@ -4,10 +4,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
-from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
-from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, OWN_PART, REDUCE_SCATTER, Axes
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE, BATCH, REDUCE_SCATTER, Axes
+from dptrain.program.tensor import Variable
 
 # The axis of a mesh over which tensor parallelism shards kernels.
 MODEL = "model"
@@ -69,24 +68,3 @@ def _alternating(weights: Sequence[Variable]) -> dict[Variable, Axes]:
             layouts[weight] = (*(None,) * (len(weight.shape) - 2), MODEL, None)
             pending = []
     return layouts
-
-
-def unplaced(program: Program) -> Program:
-    """Undo `place` for the program of a global batch."""
-
-    def change(tensor: Tensor) -> Tensor:
-        if tensor.op in (*SENT, OWN_PART):
-            return tensor.inputs[0]
-        if tensor.op is None and tensor.attributes.get("own"):
-            attributes = {name: value for name, value in tensor.attributes.items() if name != "own"}
-            return Tensor(None, (), attributes, tensor.shape, tensor.dtype, tensor.value)
-        return tensor
-
-    rewritten_program = rewritten(program, change)
-    return Program(
-        rewritten_program.inputs,
-        rewritten_program.state,
-        rewritten_program.outputs,
-        rewritten_program.updates,
-        rows=rewritten_program.rows,
-    )

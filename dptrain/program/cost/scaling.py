@@ -34,8 +34,10 @@ class Scaling:
         parallelism: Parallelism,
         slots: Mapping[Variable, Collection[Variable]],
         bucket_bytes: int | None = None,
+        comm_dtype: str | None = None,
     ) -> None:
-        self.parallelism, self.cost_model = parallelism, CostModel(program, parallelism, slots, bucket_bytes)
+        self.parallelism = parallelism
+        self.cost_model = CostModel(program, parallelism, slots, bucket_bytes, comm_dtype)
 
     def predict(self, ranks: int, rows: int, hardware: Hardware) -> StepPrediction:
         """Predict a step; a node holds at most one group of tensor parallelism or one pipeline."""
@@ -88,9 +90,8 @@ class Scaling:
                 if stage[tensors[0]] == number:
                     ready = max(ready_at.get(read, 0.0) for tensor in tensors for read in tensor.inputs)
                     stride = lengths[MODEL] if message.mesh == BATCH else 1
-                    took = hardware.collective(
-                        message.name, message.nbytes, lengths[message.mesh], stride, hierarchical
-                    )
+                    ranks, half = lengths[message.mesh], message.half
+                    took = hardware.collective(message.name, message.nbytes, ranks, stride, hierarchical, half=half)
                     sent_at = max(sent_at, ready if hardware.overlaps else computed) + took
                     ready_at |= dict.fromkeys(tensors, sent_at)
                     computed = computed if hardware.overlaps else sent_at

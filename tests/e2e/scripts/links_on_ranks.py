@@ -1,24 +1,62 @@
-"""Collectives of ranks' GPUs, queued and replayed from a graph, beside what the host makes of the same numbers."""
+"""Collectives of ranks' GPUs, queued and replayed from a graph, beside the host's results for the same arrays."""
+
+import itertools
+import sys
 
 import ml_dtypes
 import numpy as np
 
 from dptrain import comm
 from dptrain.backend.cuda.backend import CudaBackend
-from dptrain.backend.cuda.transfers.links import LinkedSum, RankReduction
-from dptrain.comm.node_sum import tree_sum
+from dptrain.backend.cuda.transfers.links import LinkedSum
+from dptrain.backend.cuda.transfers.node_first import NodeFirstReduction
+from dptrain.comm.nccl import NcclCommunicator
+from dptrain.comm.node_sum import is_half, tree_sum
 
 ranks = comm.current()
 backend = CudaBackend()
 backend.transport = "nccl"
 links = backend.links(ranks)
-link = links.along("batch")
+axis_link = links.along("batch")
+link, grid = axis_link
 rank, size = ranks.rank, ranks.size
+# Of two nodes with one and two ranks each rank is a node of its own.
+two_nodes = [[0, 2], [1, 3]] if size == 4 else [[0], [1], [2]]
+nodes = two_nodes if sys.argv[1:] == ["nodes"] else [list(range(size))]
+assert grid.nodes == nodes, grid.nodes
+here = next(members for members in nodes if rank in members)
+sent_to_others = 0  # bytes
+
+
+def count_sent():
+    """Count the bytes that this rank sends to other nodes in sums of half precision."""
+    to_each, gather = NcclCommunicator.all_to_all, NcclCommunicator.all_gather
+
+    def all_to_all(self, sent, received, stream):
+        global sent_to_others
+        to_each(self, sent, received, stream)
+        if grid.node is not None and self is grid.column:
+            sent_to_others += sum(
+                buffer.nbytes for to, buffers in enumerate(sent) if to != self.rank for buffer in buffers
+            )
+        assert self is not link or len(nodes) in (1, size), "all ranks in one exchange"
+
+    def all_gather(self, part, out, counts, stream):
+        global sent_to_others
+        gather(self, part, out, counts, stream)
+        sent_to_others += part.nbytes * (len(counts) - 1) if grid.node is not None and self is grid.column else 0
+
+    NcclCommunicator.all_to_all, NcclCommunicator.all_gather = all_to_all, all_gather
 
 
 def of(seed, count, dtype):
     values = np.random.default_rng(seed).normal(size=count)
     return (values * 100 if np.dtype(dtype).kind in "iu" else values).astype(dtype)
+
+
+def by_nodes(arrays):
+    """Return the sum in the order of `comm/hierarchy.py`, rounded once."""
+    return tree_sum([tree_sum([arrays[member] for member in members]) for members in nodes]).astype(arrays[0].dtype)
 
 
 def check(queue, out, expected, exact=True):
@@ -36,6 +74,7 @@ def check(queue, out, expected, exact=True):
     return contents
 
 
+count_sent()
 for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "float16", "bool"):
     for count in (1, 7, 1000):
         for over in ("sum", "max"):
@@ -47,10 +86,10 @@ for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "floa
             if over == "max":
                 expected = np.max(arrays, axis=0)
             else:
-                expected = tree_sum(arrays).astype(dtype)
+                expected = by_nodes(arrays)
             buffer = backend.empty(arrays[rank].shape, dtype)
             backend.write(buffer, arrays[rank])
-            message = LinkedSum(backend, buffer, over, link)
+            message = LinkedSum(backend, buffer, over, axis_link)
             message.scratch = backend.empty((message.scratch_bytes,), np.uint8)
 
             def queue(message=message):
@@ -58,8 +97,12 @@ for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "floa
                 message.finish()
 
             native = over == "sum" and dtype in ("float32", "float64")
+            sent_to_others = 0
             contents = check(queue, buffer, expected, exact=not native)
             assert len(set(contents)) == 1
+            if count == 1000 and over == "sum" and is_half(np.dtype(dtype)):
+                # Half of a share of 500 in float32, and of its sums; all ranks at once would send 2,000 bytes.
+                assert sent_to_others == (250 * (4 + 2) if size == 4 else 0), sent_to_others
             graph = backend.gpu_record.captured(backend.stream, queue)
             for _ in range(2):
                 backend.write(buffer, arrays[rank])
@@ -76,14 +119,17 @@ out = backend.zeros(whole.shape)
 stream = backend.stream
 link.all_gather(part, out, counts, stream)
 np.testing.assert_array_equal(backend.download(out), whole)
-arrays = [of(sender, int(ends[-1]), "float32") for sender in range(size)]
-mine = backend.zeros((size * counts[rank],))
-link.all_to_all(backend.upload(arrays[rank]), counts, mine, [counts[rank]] * size, stream)
-expected = [array[ends[rank] : ends[rank + 1]] for array in arrays]
-np.testing.assert_array_equal(backend.download(mine), np.concatenate(expected))
-buffer = backend.zeros((counts[rank],))
-RankReduction(backend, np.dtype(np.float32), "sum")(backend.stream, mine, buffer, size)
-np.testing.assert_array_equal(backend.download(buffer), tree_sum(expected))
+places = [slice(int(begin), int(end)) for begin, end in itertools.pairwise(ends)]
+for dtype in ("float32", "float16", ml_dtypes.bfloat16):
+    for over, expected_of in (("sum", by_nodes), ("max", lambda terms: np.max(terms, axis=0))):
+        arrays = [of(sender, int(ends[-1]), dtype) for sender in range(size)]
+        reduction = NodeFirstReduction(backend, np.dtype(dtype), over, grid, rank, places)
+        mine = backend.zeros((counts[rank],), dtype)
+        scratch = backend.empty((reduction.scratch_bytes,), np.uint8)
+        parts = backend.empty(arrays[rank].shape, dtype)
+        backend.write(parts, arrays[rank])
+        reduction(parts, mine, scratch, stream)
+        np.testing.assert_array_equal(backend.download(mine), expected_of([array[places[rank]] for array in arrays]))
 
 # From one rank to the next
 if rank:

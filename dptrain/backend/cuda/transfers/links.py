@@ -4,20 +4,19 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
+from dptrain.backend.cuda.transfers.node_first import NodeFirstReduction, NodeGrid, RankReduction, gather_shares
 from dptrain.backend.cuda.transfers.p2p import NcclPointToPoint, P2pRings, RingSize, padded
 from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
 from dptrain.comm.mesh import STAGE
 from dptrain.comm.nccl import NcclCommunicator
-from dptrain.errors import ConfigError
 from dptrain.program.codegen.memory import in_a_row
 from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.sharding.mesh import ALL_GATHER
@@ -29,14 +28,17 @@ from dptrain.runtime.watch.records import Collective
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
 
-# The most blocks that reduce the ranks' elements, and the threads of each.
-_BLOCKS, _THREADS = 1024, 256
 # Seconds in which a job with aborted messages ends.
 _END = 60.0
 # Alignment of a message's scratch memory.
 _ALIGNMENT = 256
-# Types that `kernels/ranks.h` reduces.
-_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "uint32", "uint64")
+
+
+class AxisLink(NamedTuple):
+    """The GPUs along an axis of the mesh: all of them, and by node."""
+
+    link: NcclCommunicator
+    grid: NodeGrid
 
 
 class Links:
@@ -46,19 +48,39 @@ class Links:
         self._comm = comm
         self._record = watchdog.record()
         self._nccl = NcclCommunicator.joined(comm)
-        self._groups: dict[str, NcclCommunicator] = {}
+        self._groups: dict[str, AxisLink] = {}
+        self._of_nodes: list[NcclCommunicator] = []
         self._rings: P2pRings | None = None
         self._queued = -1  # the record's position behind the last messages
 
-    def along(self, axis: str) -> NcclCommunicator:
-        """Return the communicator along an axis of the mesh. Collective at the first call."""
+    def along(self, axis: str) -> AxisLink:
+        """Return the connection along an axis of the mesh. Collective at the first call."""
         if axis not in self._groups:
-            group = self._comm.along(axis)
-            if group.size == self._comm.size:
-                self._groups[axis] = self._nccl
-            else:
-                self._groups[axis] = self._nccl.split(group.allgather(self._comm.rank))
+            ranks = self._comm.along(axis).allgather(self._comm.rank)
+            link = self._nccl if len(ranks) == self._comm.size else self._nccl.split(ranks)
+            self._groups[axis] = AxisLink(link, self._grid(link, ranks))
         return self._groups[axis]
+
+    def _grid(self, link: NcclCommunicator, ranks: Sequence[int]) -> NodeGrid:
+        """Return the nodes of some ranks of this job, in rising order. Collective over all ranks."""
+        node_of = self._comm.allgather(self._comm.node)
+        by_node: dict[int, list[int]] = {}
+        for number, rank in enumerate(ranks):
+            by_node.setdefault(node_of[rank], []).append(number)
+        nodes = list(by_node.values())
+        is_even = len({len(members) for members in nodes}) == 1
+        is_divided = is_even and len(nodes) > 1 and len(nodes[0]) > 1
+        if any(self._comm.allgather(is_divided)):  # all ranks take part in a split
+            own_node = next(members for members in nodes if link.rank in members)
+            column = [members[own_node.index(link.rank)] for members in nodes] if is_divided else [link.rank]
+            members_of = own_node if is_divided else [link.rank], column
+            communicators = [self._nccl.split([ranks[number] for number in members]) for members in members_of]
+            self._of_nodes += communicators
+            if is_divided:
+                return NodeGrid(nodes, *communicators)
+        if len(nodes) == 1:
+            return NodeGrid(nodes, link, None)
+        return NodeGrid([[number] for number in range(len(ranks))], None, link)
 
     def point_to_point(
         self, channels: Sequence[Channel], sizes: Sequence[int], ticks: int, streams: Streams
@@ -66,7 +88,7 @@ class Links:
         """See `Backend.point_to_point`, for a backend with these streams. Collective."""
         stages = self._comm.along(STAGE)
         if self._rings is None:
-            self._rings = P2pRings(stages, self.along(STAGE))
+            self._rings = P2pRings(stages, self.along(STAGE).link)
         channels_and_sizes = zip(channels, sizes, strict=True)
         self._rings.require(
             [RingSize(channel.source, channel.target, channel.slots, padded(n)) for channel, n in channels_and_sizes],
@@ -93,7 +115,7 @@ class Links:
         if must_wait:
             self._record.__exit__()
         passing = [] if self._rings is None else self._rings.links.values()
-        joined = (*self._groups.values(), *passing)
+        joined = (self._nccl, *self._split, *passing)
         if any(communicator.is_aborted for communicator in joined):
             time.sleep(_END)  # the device's results are garbage
 
@@ -101,8 +123,13 @@ class Links:
         """Disconnect, once all queued work has ended. Collective."""
         if self._rings is not None:
             self._rings.close()
-        for communicator in dict.fromkeys([*self._groups.values(), self._nccl]):
+        for communicator in [*self._split, self._nccl]:
             communicator.close()
+
+    @property
+    def _split(self) -> list[NcclCommunicator]:
+        along_axes = dict.fromkeys(axis_link.link for axis_link in self._groups.values())
+        return [*self._of_nodes, *(link for link in along_axes if link is not self._nccl)]
 
 
 def _adding(link: DeviceCommunicator, dtype: np.dtype[Any], over: str) -> AddingCommunicator | None:
@@ -158,35 +185,35 @@ class LinkedSum(LinkedMessage):
     to the same bits as the host.
     """
 
-    def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, link: DeviceCommunicator) -> None:
+    def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, axis_link: AxisLink) -> None:
+        link, self._grid = axis_link
         super().__init__(backend.streams, link)
         self._buffer, self._over = _stored(buffer), over
         self._adding = _adding(link, self._buffer.dtype, over)
-        self._join = RankReduction(backend, buffer.dtype, over) if self._adding is None else None
-        # A rank computes its share of a sum and sends it to all; of a maximum, which is short, each computes all.
-        ends = [buffer.size * rank // link.size if over == "sum" else 0 for rank in range(link.size + 1)]
-        self._shares, self._own = np.diff(ends).tolist(), slice(*ends[link.rank : link.rank + 2])
-        if self._join is not None:
-            share = self._shares[link.rank] if over == "sum" else buffer.size
-            self.scratch_bytes = link.size * share * buffer.dtype.itemsize
+        self._join: RankReduction | NodeFirstReduction | None = None
+        self._shares = self._grid.shares(buffer.size)
+        if self._adding is None and over == "sum":
+            # A rank computes its share of a sum and sends it to all.
+            self._join = NodeFirstReduction(backend, buffer.dtype, over, self._grid, link.rank, self._shares)
+            self.scratch_bytes = self._join.scratch_bytes
+        elif self._adding is None:  # of a maximum, which is short, each computes all
+            self._join = RankReduction(backend, buffer.dtype, over)
+            self.scratch_bytes = link.size * buffer.nbytes
 
     def _queue(self, stream: Any) -> None:
-        buffer, link, itemsize = self._buffer, self._link, self._buffer.dtype.itemsize
+        buffer, link, join = self._buffer, self._link, self._join
         if not buffer.size:
             return
         if self._adding is not None:
             self._adding.all_reduce(buffer, self._over, stream)
-            return
-        assert self._join is not None
-        received, sent_bytes = self.scratch[: self.scratch_bytes], buffer.view(np.uint8)
-        if self._over == "max":
-            link.all_gather(sent_bytes, received, [buffer.nbytes] * link.size, stream)
-            self._join(stream, received, buffer, link.size)
-            return
-        shares, own_share = [n * itemsize for n in self._shares], buffer[self._own]
-        link.all_to_all(sent_bytes, shares, received, [own_share.nbytes] * link.size, stream)
-        self._join(stream, received, own_share, link.size)
-        link.all_gather(own_share.view(np.uint8), sent_bytes, shares, stream)
+        elif isinstance(join, NodeFirstReduction):
+            join(buffer, buffer[self._shares[link.rank]], self.scratch, stream)
+            gather_shares(buffer, self._grid, self._shares, stream)
+        else:
+            assert join is not None
+            received = self.scratch[: self.scratch_bytes]
+            link.all_gather(buffer.view(np.uint8), received, [buffer.nbytes] * link.size, stream)
+            join(stream, received, buffer, link.size)
 
 
 class LinkedMove(LinkedMessage):
@@ -198,10 +225,11 @@ class LinkedMove(LinkedMessage):
         message: Sequence[Tensor],
         parts: Sequence[DeviceArray],
         results: Sequence[DeviceArray],
-        link: DeviceCommunicator,
+        axis_link: AxisLink,
         *,
         waits: bool,
     ) -> None:
+        link = axis_link.link
         super().__init__(backend.streams, link, waits=waits)
         self._message, self._parts, self._results = message, parts, results
         first, itemsize = message[0], parts[0].dtype.itemsize
@@ -215,13 +243,16 @@ class LinkedMove(LinkedMessage):
         # Packed: parts, or what all ranks send to this one; a whole; this rank's sums.
         sizes = [own_bytes * (len(parts) > 1), 0 if contiguous else whole_bytes, 0]
         self._adding: AddingCommunicator | None = None
-        self._join: RankReduction | None = None
+        self._join: NodeFirstReduction | None = None
         if not self._gathers:
             if len(set(self._counts)) == 1:
                 self._adding = _adding(link, _stored(parts[0]).dtype, self._over)
             if self._adding is None:
-                self._join = RankReduction(backend, parts[0].dtype, self._over)
-            sizes = [0 if self._join is None else own_bytes * link.size, sizes[1], own_bytes * (len(results) > 1)]
+                shares = [slice(*bounds) for bounds in pairwise(in_a_row(self._counts))]
+                dtype = parts[0].dtype
+                self._join = NodeFirstReduction(backend, dtype, self._over, axis_link.grid, link.rank, shares)
+            join_bytes = 0 if self._join is None else self._join.scratch_bytes
+            sizes = [join_bytes, sizes[1], own_bytes * (len(results) > 1)]
         starts = in_a_row(sizes, _ALIGNMENT)
         self._places = [slice(start, start + size) for start, size in zip(starts, sizes, strict=False)]
         self.scratch_bytes = starts[-1]
@@ -250,9 +281,8 @@ class LinkedMove(LinkedMessage):
             self._adding.reduce_scatter(whole_flat.view(dtype), mine.view(dtype), self._over, stream)
         else:
             assert self._join is not None
-            own_bytes = counts[self._link.rank]
-            self._link.all_to_all(whole_flat, counts, first, [own_bytes] * self._link.size, stream)
-            self._join(stream, first, mine.view(self._parts[0].dtype), self._link.size)
+            dtype = self._parts[0].dtype
+            self._join(whole_flat.view(dtype), mine.view(dtype), first, stream)
         if third.size:
             _cut_up(third, results, stream)
 
@@ -266,26 +296,6 @@ class LinkedMove(LinkedMessage):
             packed = _Rows(flat.pointer + start * itemsize, length * inner)
             source, target = (packed, outer) if unpack else (outer, packed)
             _copy_rows(source, target, length * inner, count(array.shape[:axis]), stream)
-
-
-class RankReduction:
-    """The kernel that sums ranks' elements, or takes the maximum: `kernels/ranks.h`; ConfigError for other types."""
-
-    def __init__(self, backend: "CudaBackend", dtype: np.dtype[Any], over: str) -> None:
-        name = "uint8" if dtype == np.bool_ else dtype.name
-        if name not in _JOINED:
-            raise ConfigError(f"GPUs cannot reduce tensors of {dtype.name} over ranks ({over}); use --comm host")
-        gpu = backend.gpu_record
-        cubin = compiled_text("ranks", '#include "ranks.h"\n', gpu.architecture)
-        self._kernel = gpu.module(cubin).get_function(f"{over}_{name}")
-        self._kernel.prepare("PPqi")
-
-    def __call__(self, stream: Any, inputs: DeviceArray, out: DeviceArray, ranks: int) -> None:
-        """Queue it on `inputs`, the ranks' elements one rank after the other as bytes, and a flat `out`."""
-        if out.size:
-            grid = min(-(-out.size // _THREADS), _BLOCKS), 1
-            block = _THREADS, 1, 1
-            self._kernel.prepared_async_call(grid, block, stream, inputs.pointer, out.pointer, out.size, ranks)
 
 
 class _Rows(NamedTuple):

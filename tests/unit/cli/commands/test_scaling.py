@@ -56,10 +56,6 @@ def table(lines, mode):
         ("--ranks 1-2-4", "--ranks 1-2-4: expected a range"),
         (f"--ranks 1-{'9' * 5000}", "expected a range of integers >= 1"),
         ("--ranks 1-65537", "--ranks 1-65537: expected 65536 ranks at most"),
-        (
-            "--ranks 2 --comm-dtype bfloat16",
-            "comm_dtype 'bfloat16': --ranks predicts gradients in their own dtype",
-        ),
         ("--ranks 5-7", "--ranks 5-7: expected a range with a power of two in it, such as 4-7"),
         (
             "--ranks 2 --network fast",
@@ -139,6 +135,18 @@ def test_weak_scaling_keeps_the_rows_of_a_rank(ask):
     assert strong[1] == weak[1]
     assert weak[64]["activations"] == weak[2]["activations"] != strong[64]["activations"]
     assert float(weak[64]["eff."][:-1]) > float(strong[64]["eff."][:-1])
+
+
+def test_gradients_in_half_precision_take_less_time_between_nodes(ask):
+    options = ["--ranks", "128", *GPU, "--hidden", "4096,4096", "--batch-size", "32768"]
+    own, half = (
+        {mode: table(ask(*options, *words), mode)[128] for mode in ("data parallel", "ZeRO-1", "pipeline")}
+        for words in ([], ["--comm-dtype", "bfloat16"])
+    )
+    assert float(half["data parallel"]["sent"][:-2]) == pytest.approx(float(own["data parallel"]["sent"][:-2]) / 2)
+    for mode in ("data parallel", "ZeRO-1"):
+        assert float(half[mode]["eff."][:-1]) > float(own[mode]["eff."][:-1])
+    assert half["pipeline"] == own["pipeline"], "stages refuse it"
 
 
 def test_precision_and_stated_numbers(ask):

@@ -55,6 +55,27 @@ def test_collectives_between_nodes():
     assert MACHINE.collective("all_reduce", 8, 16) == pytest.approx(rounds, rel=0.2)
 
 
+def test_halves_are_summed_within_nodes_first():
+    """By hand: 4 GPUs a node send float32's sums of n / 4 halves each to other nodes, and rounded sums back."""
+    n = 1e9
+    inside = LINK.latency + 3 / 4 * n / LINK.bandwidth
+    between = NETWORK.latency + 2 * 3 / 4 * n / NETWORK.bandwidth
+    back = NETWORK.latency + 3 / 4 * n / NETWORK.bandwidth
+    assert MACHINE.collective("reduce_scatter", n, 16, half=True) == pytest.approx(inside + between)
+    assert MACHINE.collective("all_reduce", n, 16, half=True) == pytest.approx(2 * inside + between + back)
+    assert MACHINE.collective("all_gather", n, 16, half=True) == MACHINE.collective("all_gather", n, 16)
+    assert MACHINE.collective("all_reduce", n, 4, half=True) == pytest.approx(2 * inside), "one node"
+    # One GPU of each node, with a fourth of its network, has no sum to round.
+    alone = 2 * (NETWORK.latency + 3 / 4 * n / (NETWORK.bandwidth / 4))
+    assert MACHINE.collective("all_reduce", n, 4, stride=4, half=True) == pytest.approx(alone)
+    # An all-to-all of all ranks takes longer than float32 in a ring.
+    flat = replace(MACHINE, sums_halves="all-to-all")
+    every = 2 * (NETWORK.latency + 12 / 16 * n * 4 / NETWORK.bandwidth)
+    assert flat.collective("all_reduce", n, 16, half=True) == pytest.approx(every)
+    assert flat.collective("all_reduce", n, 16, half=True) > MACHINE.collective("all_reduce", 2 * n, 16)
+    assert MACHINE.collective("all_reduce", n, 16, half=True) < MACHINE.collective("all_reduce", 2 * n, 16)
+
+
 @given(
     name=st.sampled_from(NAMES),
     nbytes=st.integers(1, 10**12),

@@ -8,13 +8,12 @@ from hypothesis import strategies as st
 
 from dptrain.program.cost.cost_model import CostModel
 from dptrain.program.cost.hardware import Hardware, Link
-from dptrain.program.cost.parallelism import MODEL, kinds_of_parallelism, unplaced
+from dptrain.program.cost.parallelism import MODEL, kinds_of_parallelism
 from dptrain.program.cost.scaling import Scaling
 from dptrain.program.explain import flops
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.pipeline.stages import cut
 from dptrain.program.sharding.mesh import BATCH
-from dptrain.program.sharding.placement import place
 from tests.unit.program.sharding.test_mesh import Perceptron
 
 # Parameters of 6-8-5 in float64: kernels 48 and 40, biases 8 and 5.
@@ -137,13 +136,6 @@ def test_times_and_memory_are_monotone(name, power, rows, factor):
     assert doubled.memory.total <= prediction.memory.total + 2 * 8 * P  # layers that FSDP gathers
     assert prediction.compute <= prediction.seconds * (1 + 1e-9)
     assert 0 < prediction.efficiency(scaling.predict(1, rows, MACHINE)) <= 1 + 1e-9
-
-
-def test_a_placed_program_can_be_placed_again():
-    placed = place(STEP.program, layouts=MODES["FSDP"].layouts)
-    buckets = CostModel(unplaced(placed), MODES["data parallel"], SLOTS).buckets({BATCH: 4, MODEL: 1}, ROWS)
-    expected = SCALING["data parallel"].cost_model.buckets({BATCH: 4, MODEL: 1}, ROWS)
-    assert [message for _, message in buckets] == [message for _, message in expected]
 
 
 def test_stages_follow_the_layers():
