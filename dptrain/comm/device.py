@@ -22,12 +22,11 @@ class DeviceBuffer(Protocol):
 
 
 class DeviceStream(Protocol):
-    """A stream of PyCUDA's, not the default one."""
+    """A stream, not the default one."""
 
-    handle: int  # the driver's
-
-    def wait_for_event(self, event: Any) -> None:
-        """Make what is queued from now on wait for an event."""
+    @property
+    def handle(self) -> int:
+        """The driver's."""
 
 
 class DeviceCommunicator(ABC):

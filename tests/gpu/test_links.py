@@ -143,7 +143,7 @@ from dptrain import comm
 from dptrain.backend.cuda.backend import CudaBackend
 ranks, backend = comm.current(), CudaBackend()
 backend.transport = "nccl"
-link = backend.links(ranks).along("batch")
+link = backend.links(ranks).along("batch").link
 flat = backend.zeros((8 + ranks.rank,))
 link.all_reduce(flat, "sum", backend.stream)
 backend.wait()

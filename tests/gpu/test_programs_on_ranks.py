@@ -16,6 +16,8 @@ SCRIPT, MESH, LINKS = (
 
 # Where NCCL's stand-in is.
 PATH = f"{ROOT}:{ROOT / 'tests' / 'standins'}"
+# UCX would warn of what watchdogs sent last.
+TWO_NODES = {"MPIR_CVAR_NUM_CLIQUES": "2", "UCX_LOG_LEVEL": "error"}
 
 
 @functools.cache
@@ -46,7 +48,7 @@ def whole(dtype):
 def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes, comm_dtype, transport, close, shards):
     """Also where every sum is a message, which leaves while the backward pass goes on."""
     rows = shards.split()
-    nodes = {"MPIR_CVAR_NUM_CLIQUES": "2"} if len(rows) == 4 else {}
+    nodes = TWO_NODES if len(rows) == 4 else {}
     finished = emulated_ranks(
         len(rows),
         SCRIPT,
@@ -89,7 +91,7 @@ def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport,
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "race"}
     options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
     if transport == "two nodes":
-        options["MPIR_CVAR_NUM_CLIQUES"], transport = "2", "nccl"
+        options, transport = options | TWO_NODES, "nccl"
     finished = emulated_ranks(ranks, MESH, transport, shards, *forms, **options)
     assert (finished.code, finished.err) == (0, "")
 
@@ -101,7 +103,7 @@ def test_gpus_join_what_ranks_have(tmp_path, ranks, nodes):
     On two nodes GPUs send the sums of their node in half precision, each its share.
     """
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "all"}
-    options |= {"MPIR_CVAR_NUM_CLIQUES": "2"} if nodes > 1 else {}
+    options |= TWO_NODES if nodes > 1 else {}
     words = ["nodes"] if nodes > 1 else []
     finished = emulated_ranks(ranks, LINKS, *words, **options, PYTHONPATH=PATH, TMPDIR=str(tmp_path))
     assert (finished.code, finished.err) == (0, "")
@@ -120,3 +122,12 @@ def test_rows_that_meet_on_gpus(tmp_path, shards, transport):
     assert (alone.code, alone.err, together.code, together.err) == (0, "", 0, "")
     expected = [float(number) for number in alone.out.split()]
     assert [float(number) for number in together.out.split()] == pytest.approx(expected, rel=1e-4, abs=1e-4)
+
+
+def test_axes_do_not_wait_for_each_other(tmp_path):
+    """Each axis of a mesh has a stream, of the highest priority: its messages wait for their own axis' alone."""
+    script = str(ROOT / "tests" / "e2e" / "scripts" / "streams_on_ranks.py")
+    options = {"EMULATOR_DEVICES": "4", "EMULATOR_LEAKS": "off", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    finished = emulated_ranks(4, script, **options)
+    assert (finished.code, finished.err) == (0, "")
+    assert finished.out.split() == ["apart"] * 4

@@ -9,15 +9,16 @@ import pytest
 
 from dptrain.backend import create
 from dptrain.backend.cuda import graphs
+from dptrain.backend.cuda.gpu import driver
 from dptrain.errors import DeviceError
 
 
 @pytest.fixture(autouse=True)
 def forgotten():
     """Load the driver anew, before and after."""
-    graphs._driver.cache_clear()
+    driver.driver.cache_clear()
     yield
-    graphs._driver.cache_clear()
+    driver.driver.cache_clear()
 
 
 def test_the_import_loads_no_driver():

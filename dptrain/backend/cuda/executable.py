@@ -175,10 +175,13 @@ class CudaExecutable:
             self._pointers[value] = self._pointers[first] + place * nbytes(first, self._rows)
         travels = sums | (self._moves() if self._links is None else self._linked_moves())
         self._messages = [travels[message] for message in sent_messages]
-        linked = [message for message in self._messages if isinstance(message, LinkedMessage)]
-        if linked:
-            scratch = backend.empty((max(message.scratch_bytes for message in linked),), np.uint8, "messages")
-            for message in linked:
+        linked: dict[str, list[LinkedMessage]] = {}
+        for message in self._messages:
+            if isinstance(message, LinkedMessage):
+                linked.setdefault(message.axis, []).append(message)
+        for messages in linked.values():  # along an axis they leave in turn
+            scratch = backend.empty((max(message.scratch_bytes for message in messages),), np.uint8, "messages")
+            for message in messages:
                 message.scratch = scratch
         self.nbytes = starts[-1] + sum(memory.nbytes for memory in self._memories)
         self._starts = backend.empty((_STEPS,), np.int64, "steps")

@@ -1,15 +1,15 @@
 """CUDA graphs: the work of a step on a stream, recorded once and launched again in one call.
 
 PyCUDA has streams but no graphs, so the few missing calls go to the driver through ctypes. NVIDIA's cuda-bindings would
-be a dependency for these alone. The first call loads the driver's library, not the import.
+be a dependency for these alone.
 """
 
 import contextlib
 import ctypes
-import functools
 from collections.abc import Iterator
 from typing import Any
 
+from dptrain.backend.cuda.gpu.driver import call, handle_of
 from dptrain.errors import DeviceError
 
 __all__ = ["CudaGraph", "capture", "steps_in_graph"]
@@ -48,13 +48,13 @@ class CudaGraph:
         """Queue the recorded work on a stream of the recording's context; DeviceError if closed or never recorded."""
         if not self._executable:
             raise DeviceError("a CUDA graph was launched after it was closed, or before its capture ended")
-        _call("cuGraphLaunch", self._executable, _handle(stream))
+        call("cuGraphLaunch", self._executable, handle_of(stream))
 
     def close(self) -> None:
         """Free the driver's memory; queued launches still run. May be called twice."""
         executable, self._executable = self._executable, ctypes.c_void_p()
         if executable:
-            _call("cuGraphExecDestroy", executable)
+            call("cuGraphExecDestroy", executable)
 
     def __del__(self) -> None:
         with contextlib.suppress(DeviceError, AttributeError, TypeError):
@@ -71,47 +71,20 @@ def capture(stream: Any) -> Iterator[CudaGraph]:
     Raises:
         DeviceError: the stream cannot be recorded, or the block did what a graph cannot hold, such as waiting for it.
     """
-    graph, handle, recorded = CudaGraph(), _handle(stream), ctypes.c_void_p()
-    _call("cuStreamBeginCapture_v2", handle, _RELAXED)
+    graph, handle, recorded = CudaGraph(), handle_of(stream), ctypes.c_void_p()
+    call("cuStreamBeginCapture_v2", handle, _RELAXED)
     try:
         yield graph
     except BaseException:
         with contextlib.suppress(DeviceError):
-            _call("cuStreamEndCapture", handle, ctypes.byref(recorded))
-            _call("cuGraphDestroy", recorded)
+            call("cuStreamEndCapture", handle, ctypes.byref(recorded))
+            call("cuGraphDestroy", recorded)
         raise
-    _call("cuStreamEndCapture", handle, ctypes.byref(recorded))
+    call("cuStreamEndCapture", handle, ctypes.byref(recorded))
     try:
         count = ctypes.c_size_t()
-        _call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
+        call("cuGraphGetNodes", recorded, None, ctypes.byref(count))
         graph.nodes = count.value
-        _call("cuGraphInstantiateWithFlags", ctypes.byref(graph._executable), recorded, ctypes.c_ulonglong(0))
+        call("cuGraphInstantiateWithFlags", ctypes.byref(graph._executable), recorded, ctypes.c_ulonglong(0))
     finally:
-        _call("cuGraphDestroy", recorded)
-
-
-def _handle(stream: Any) -> ctypes.c_void_p:
-    return ctypes.c_void_p(stream.handle)
-
-
-@functools.cache
-def _driver() -> ctypes.CDLL:
-    try:
-        return ctypes.CDLL("libcuda.so.1")
-    except OSError as error:
-        raise DeviceError(f"no NVIDIA driver: its library does not load ({error})") from error
-
-
-def _call(name: str, *arguments: Any) -> None:
-    """Call the driver; DeviceError if the call fails, or the driver is too old to have it."""
-    driver = _driver()
-    try:
-        code = getattr(driver, name)(*arguments)
-    except AttributeError:
-        raise DeviceError(
-            f"the NVIDIA driver has no {name}: CUDA graphs need a driver for CUDA 11.4 or later"
-        ) from None
-    if code:
-        text = ctypes.c_char_p()
-        driver.cuGetErrorString(code, ctypes.byref(text))
-        raise DeviceError(f"{name}: {text.value.decode() if text.value else 'unknown error'} (CUDA error {code})")
+        call("cuGraphDestroy", recorded)

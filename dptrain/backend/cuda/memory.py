@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from dptrain.backend.base import amount
 from dptrain.backend.cuda.gpu.device import Gpu, cuda
+from dptrain.backend.cuda.gpu.driver import UrgentStream
 from dptrain.backend.transfers import HostArray
 from dptrain.errors import DeviceError, DeviceMemoryError
 
@@ -28,6 +29,7 @@ class Streams:
     def __init__(self, gpu: Gpu) -> None:
         self._gpu = gpu
         self._streams: list[Any] = []
+        self._linked: dict[str, UrgentStream] = {}
         self.before_ops: Callable[[], None] | None = None
         self.waiting: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
         try:
@@ -61,13 +63,12 @@ class Streams:
         self._gpu.enter()
         return self._streams[2]
 
-    @property
-    def linked(self) -> Any:
-        """The stream of messages between GPUs."""
+    def linked(self, axis: str) -> UrgentStream:
+        """Return the stream of messages between GPUs along an axis of the mesh, which no other axis delays."""
         self._gpu.enter()
-        while len(self._streams) < 4:
-            self._streams.append(cuda.Stream(_NON_BLOCKING))
-        return self._streams[3]
+        if axis not in self._linked:
+            self._linked[axis] = UrgentStream()
+        return self._linked[axis]
 
     def synchronize(self, queued: Any) -> None:
         """Let the host wait for a stream, or for an event recorded on a stream."""
@@ -85,16 +86,17 @@ class Streams:
 
     def finish(self) -> None:
         """Wait for all streams."""
-        for stream in self._streams:
+        for stream in (*self._streams, *self._linked.values()):
             self.synchronize(stream)
 
     def close(self) -> None:
         """Destroy the streams."""
         self._streams.clear()
+        self._linked.clear()
 
     def __del__(self) -> None:
         with contextlib.suppress(AttributeError):  # if the constructor failed
-            self._gpu.retire(*self._streams, self._queued)
+            self._gpu.retire(*self._streams, *self._linked.values(), self._queued)
 
 
 class DeviceMemory:
@@ -127,7 +129,7 @@ class DeviceMemory:
 
     def __del__(self) -> None:
         # Memory of a failed context cannot be freed, and an exception here would reach nobody.
-        with contextlib.suppress(cuda.Error, AttributeError):
+        with contextlib.suppress(cuda.Error, DeviceError, AttributeError):
             self.free()
 
 
@@ -232,7 +234,7 @@ class Pinned:
             self._heap.release(memory.base)
 
     def __del__(self) -> None:
-        with contextlib.suppress(cuda.Error, AttributeError):  # as for device memory
+        with contextlib.suppress(cuda.Error, DeviceError, AttributeError):  # as for device memory
             self.free()
             self._heap.retire(self.queued, self.copied)
 
@@ -313,10 +315,10 @@ class Heap:
     def close(self) -> None:
         """Free everything that no other backend uses."""
         for memory in list(self.memories):
-            with contextlib.suppress(cuda.Error):
+            with contextlib.suppress(cuda.Error, DeviceError):
                 memory.leave(self)
         for pinned in list(self.pinned):
-            with contextlib.suppress(cuda.Error):
+            with contextlib.suppress(cuda.Error, DeviceError):
                 pinned.free()
 
 

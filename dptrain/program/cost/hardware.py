@@ -56,6 +56,8 @@ class Hardware:
         hierarchical: whether all collectives go node first.
         sums_halves: how half precision is summed where collectives are not hierarchical: "node first", as between GPUs
             (`backend/cuda/transfers/node_first.py`), or by an "all-to-all" of all ranks.
+        axes_apart: whether messages along an axis of the mesh travel beside those along others, or behind them.
+        urgent: whether a message starts once it is ready, or behind the op that a rank computes then.
     """
 
     rates: Mapping[str, float]
@@ -71,6 +73,8 @@ class Hardware:
     overlaps: bool = True
     hierarchical: bool = False
     sums_halves: Literal["node first", "all-to-all"] = "node first"
+    axes_apart: bool = True
+    urgent: bool = True
 
     def busy(self, ranks: int) -> float:
         """Return how many times longer a rank computes because ranks share the cores of a node."""

@@ -5,14 +5,15 @@ operations, bytes, messages and memory, `hardware.py` knows the times of ops and
 
 - A rank computes its ops in order. Elementwise ops are fused: a tensor is written where a product, a message or the
   state needs it, and read once by all of them together.
-- Messages that are ready together travel in buckets, one after the other, beside the backward pass if the device can.
-  Only ops that need a message wait for it.
+- Messages that are ready together travel in buckets, one after the other along each axis of the mesh, beside the
+  backward pass if the device can. Only ops that need a message wait for it.
 - A pipeline is cut out of the data-parallel program (`program/pipeline/stages.py`).
 
 Not modelled: stragglers, contention in the network, caches, checkpoints, reading data.
 """
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
@@ -77,7 +78,8 @@ class Scaling:
     ) -> float:
         """Return when a step ends: ops and messages each run in order, once their operands are ready."""
         ready_at: dict[Tensor, float] = {}
-        computed = sent_at = 0.0
+        sent_at: dict[str, float] = {}
+        computed, ends = 0.0, [0.0]
         stage, hierarchical = self.cost_model.stage, self.parallelism.scheme == "hierarchical"
         for number in range(1 + max(stage.values(), default=0)):
             for tensor in self.cost_model.order:
@@ -86,13 +88,18 @@ class Scaling:
                         tensor, 0.0
                     )
                     ready_at[tensor] = computed
+                    ends.append(computed)
             for tensors, message in buckets:
                 if stage[tensors[0]] == number:
                     ready = max(ready_at.get(read, 0.0) for tensor in tensors for read in tensor.inputs)
                     stride = lengths[MODEL] if message.mesh == BATCH else 1
                     ranks, half = lengths[message.mesh], message.half
                     took = hardware.collective(message.name, message.nbytes, ranks, stride, hierarchical, half=half)
-                    sent_at = max(sent_at, ready if hardware.overlaps else computed) + took
-                    ready_at |= dict.fromkeys(tensors, sent_at)
-                    computed = computed if hardware.overlaps else sent_at
-        return max(computed, sent_at)
+                    stream = message.mesh if hardware.axes_apart else ""
+                    start = max(sent_at.get(stream, 0.0), ready if hardware.overlaps else computed)
+                    if not hardware.urgent:
+                        start = next(iter(ends[bisect_right(ends, start) :]), start)
+                    sent_at[stream] = start + took
+                    ready_at |= dict.fromkeys(tensors, sent_at[stream])
+                    computed = computed if hardware.overlaps else sent_at[stream]
+        return max(computed, *sent_at.values(), 0.0)

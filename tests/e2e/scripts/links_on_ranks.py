@@ -18,7 +18,7 @@ backend = CudaBackend()
 backend.transport = "nccl"
 links = backend.links(ranks)
 axis_link = links.along("batch")
-link, grid = axis_link
+link, grid = axis_link.link, axis_link.grid
 rank, size = ranks.rank, ranks.size
 # Of two nodes with one and two ranks each rank is a node of its own.
 two_nodes = [[0, 2], [1, 3]] if size == 4 else [[0], [1], [2]]

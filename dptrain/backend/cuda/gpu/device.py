@@ -8,12 +8,13 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from dptrain.backend.cuda.compile import Ahead, Cubin
+from dptrain.backend.cuda.gpu.driver import Module, StreamKernel
 from dptrain.backend.cuda.gpu.probe import architecture_of, device_uuid
 from dptrain.backend.cuda.gpu.selection import masked, visible_device
 from dptrain.backend.cuda.graphs import CudaGraph, capture
@@ -52,7 +53,7 @@ class Gpu:
         backends: to close before the GPU.
         samples: shared by backends, by the identity of the host's arrays.
         thread: that opened it, the only one that may use it; `owner` is its identity, 0 when the GPU is closed.
-        modules: loaded ones, by their compiled files.
+        modules: loaded ones, by their compiled files; `stream_modules` those of kernels for any stream.
         packs: what backends execute together.
         compiling: kernels that are compiled ahead.
         links: connections with other ranks' GPUs, by these ranks.
@@ -71,6 +72,7 @@ class Gpu:
     backends: "weakref.WeakSet[Any]" = field(default_factory=weakref.WeakSet)
     samples: "weakref.WeakValueDictionary[tuple[Any, ...], Any]" = field(default_factory=weakref.WeakValueDictionary)
     modules: dict[Path, Any] = field(default_factory=dict)
+    stream_modules: dict[Path, Module] = field(default_factory=dict)
     packs: Packs = field(default_factory=Packs)
     compiling: Ahead = field(default_factory=Ahead)
     links: dict[Any, Any] = field(default_factory=dict)
@@ -104,6 +106,12 @@ class Gpu:
         if cubin.path not in self.modules:
             self.modules[cubin.path] = cuda.module_from_buffer(cubin.content)
         return self.modules[cubin.path]
+
+    def stream_kernel(self, cubin: Cubin, name: str, types: Sequence[Any]) -> StreamKernel:
+        """Return a kernel of a compiled file for any stream; DeviceError if the driver refuses it."""
+        if cubin.path not in self.stream_modules:
+            self.stream_modules[cubin.path] = Module(cubin.content)
+        return StreamKernel(self.stream_modules[cubin.path], name, types)
 
     def enter(self) -> None:
         """Free what other threads have dropped; DeviceError if this thread may not use the GPU."""
@@ -205,6 +213,7 @@ def _close_gpu() -> None:
         while _gpu.links:
             _gpu.links.popitem()[1].close()
         _gpu.modules.clear()
+        _gpu.stream_modules.clear()
         _gpu.enter()
         _gpu.owner = 0
         with contextlib.suppress(cuda.Error):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from dptrain.backend.cuda.gpu.device import cuda
+from dptrain.backend.cuda.gpu.driver import Event, copy, copy_rows
 from dptrain.backend.cuda.memory import DeviceArray, Streams, count
 from dptrain.backend.cuda.transfers.node_first import NodeFirstReduction, NodeGrid, RankReduction, gather_shares
 from dptrain.backend.cuda.transfers.p2p import NcclPointToPoint, P2pRings, RingSize, padded
@@ -37,6 +37,7 @@ _ALIGNMENT = 256
 class AxisLink(NamedTuple):
     """The GPUs along an axis of the mesh: all of them, and by node."""
 
+    axis: str
     link: NcclCommunicator
     grid: NodeGrid
 
@@ -58,7 +59,7 @@ class Links:
         if axis not in self._groups:
             ranks = self._comm.along(axis).allgather(self._comm.rank)
             link = self._nccl if len(ranks) == self._comm.size else self._nccl.split(ranks)
-            self._groups[axis] = AxisLink(link, self._grid(link, ranks))
+            self._groups[axis] = AxisLink(axis, link, self._grid(link, ranks))
         return self._groups[axis]
 
     def _grid(self, link: NcclCommunicator, ranks: Sequence[int]) -> NodeGrid:
@@ -140,16 +141,17 @@ def _adding(link: DeviceCommunicator, dtype: np.dtype[Any], over: str) -> Adding
 class LinkedMessage(ABC):
     """A message between GPUs.
 
-    `waits`: ops queued between `begin` and `finish` may read the results' memory; the same on all ranks. Messages leave
-    in turn, and may share `scratch`, of `scratch_bytes` each.
+    `waits`: ops queued between `begin` and `finish` may read the results' memory; the same on all ranks. Messages along
+    an `axis` leave in turn, and may share `scratch`, of `scratch_bytes` each; those along others do not wait for them.
     """
 
     scratch_bytes = 0
     scratch: DeviceArray
 
-    def __init__(self, streams: Streams, link: DeviceCommunicator, *, waits: bool = False) -> None:
-        self._streams, self._link, self._waits = streams, link, waits
-        self._complete, self._arrived = (cuda.Event(cuda.event_flags.DISABLE_TIMING) for _ in range(2))
+    def __init__(self, streams: Streams, axis_link: AxisLink, *, waits: bool = False) -> None:
+        self._streams, self._link, self._waits = streams, axis_link.link, waits
+        self.axis = axis_link.axis
+        self._complete, self._arrived = Event(), Event()
 
     def begin(self) -> None:
         """Send what ops queued so far complete; ops queued later run meanwhile."""
@@ -160,12 +162,12 @@ class LinkedMessage(ABC):
         """Let ops queued from now on see the results."""
         if self._waits:
             self._leave()
-        self._streams.ops.wait_for_event(self._arrived)
+        self._arrived.delay(self._streams.ops)
 
     def _leave(self) -> None:
-        linked = self._streams.linked
+        linked = self._streams.linked(self.axis)
         self._complete.record(self._streams.ops)
-        linked.wait_for_event(self._complete)
+        self._complete.delay(linked)
         self._queue(linked)
         self._arrived.record(linked)
 
@@ -186,8 +188,8 @@ class LinkedSum(LinkedMessage):
     """
 
     def __init__(self, backend: "CudaBackend", buffer: DeviceArray, over: str, axis_link: AxisLink) -> None:
-        link, self._grid = axis_link
-        super().__init__(backend.streams, link)
+        super().__init__(backend.streams, axis_link)
+        link, self._grid = self._link, axis_link.grid
         self._buffer, self._over = _stored(buffer), over
         self._adding = _adding(link, self._buffer.dtype, over)
         self._join: RankReduction | NodeFirstReduction | None = None
@@ -229,8 +231,8 @@ class LinkedMove(LinkedMessage):
         *,
         waits: bool,
     ) -> None:
-        link = axis_link.link
-        super().__init__(backend.streams, link, waits=waits)
+        super().__init__(backend.streams, axis_link, waits=waits)
+        link = self._link
         self._message, self._parts, self._results = message, parts, results
         first, itemsize = message[0], parts[0].dtype.itemsize
         self._gathers = first.op is ALL_GATHER
@@ -309,25 +311,21 @@ def _copy_rows(source: _Rows, target: _Rows, width: int, height: int, stream: An
     if not width or not height:
         return
     if height == 1 or source.pitch == target.pitch == width:
-        cuda.memcpy_dtod_async(target.pointer, source.pointer, width * height, stream)
+        copy(stream, target.pointer, source.pointer, width * height)
         return
-    copy = cuda.Memcpy2D()
-    copy.set_src_device(source.pointer)
-    copy.set_dst_device(target.pointer)
-    copy.src_pitch, copy.dst_pitch, copy.width_in_bytes, copy.height = source.pitch, target.pitch, width, height
-    copy(stream)
+    copy_rows(stream, target, source, width, height)
 
 
 def _line_up(parts: Sequence[DeviceArray], flat: DeviceArray, stream: Any) -> None:
     for part, start in zip(parts, _starts(parts), strict=False):
         if part.size:
-            cuda.memcpy_dtod_async(flat.pointer + start, part.pointer, part.nbytes, stream)
+            copy(stream, flat.pointer + start, part.pointer, part.nbytes)
 
 
 def _cut_up(flat: DeviceArray, parts: Sequence[DeviceArray], stream: Any) -> None:
     for part, start in zip(parts, _starts(parts), strict=False):
         if part.size:
-            cuda.memcpy_dtod_async(part.pointer, flat.pointer + start, part.nbytes, stream)
+            copy(stream, part.pointer, flat.pointer + start, part.nbytes)
 
 
 def _starts(parts: Sequence[DeviceArray]) -> list[int]:

@@ -12,6 +12,7 @@ along an axis are not divided: their GPUs form a single column.
 **Run only on the emulated driver, with a stand-in for NCCL.**
 """
 
+import ctypes
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, islice, pairwise
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 # The most blocks that reduce the ranks' elements, and the threads of each.
 _BLOCKS, _THREADS = 1024, 256
+# Types of their arguments: two addresses, elements and ranks.
+_ARGUMENTS = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_longlong, ctypes.c_int)
 # Alignment of scratch memory.
 _ALIGNMENT = 256
 # Types that `kernels/ranks.h` reduces.
@@ -149,15 +152,13 @@ class RankReduction:
         gpu = backend.gpu_record
         cubin = compiled_text("ranks", '#include "ranks.h"\n', gpu.architecture)
         to = "" if out_dtype in (None, dtype) else f"_to_{out_dtype}"
-        self._kernel = gpu.module(cubin).get_function(f"{over}_{name}{to}")
-        self._kernel.prepare("PPqi")
+        self._kernel = gpu.stream_kernel(cubin, f"{over}_{name}{to}", _ARGUMENTS)
 
     def __call__(self, stream: Any, inputs: DeviceArray, out: DeviceArray, ranks: int) -> None:
         """Queue it on `inputs`, the ranks' elements one rank after the other, and a flat `out`."""
         if out.size:
-            grid = min(-(-out.size // _THREADS), _BLOCKS), 1
-            block = _THREADS, 1, 1
-            self._kernel.prepared_async_call(grid, block, stream, inputs.pointer, out.pointer, out.size, ranks)
+            blocks = min(-(-out.size // _THREADS), _BLOCKS)
+            self._kernel(stream, blocks, _THREADS, inputs.pointer, out.pointer, out.size, ranks)
 
 
 def _exchange(

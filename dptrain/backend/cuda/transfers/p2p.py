@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from dptrain.backend.cuda.gpu.device import cuda
+from dptrain.backend.cuda.gpu.driver import Event, UrgentStream
 from dptrain.backend.cuda.memory import DeviceArray, Streams
 from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.nccl import NcclCommunicator
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 
 # Alignment of slots.
 _ALIGNMENT = 256
-_NON_BLOCKING = 1  # CU_STREAM_NON_BLOCKING
 # Added to the tags of messages that a slot is read, unlike those that it is filled.
 _READ = 1 << 14
 
@@ -52,9 +52,8 @@ class _End:
 
     def __init__(self, size: RingSize, link: NcclCommunicator) -> None:
         self.size, self._link = size, link
-        self.slots, self.stream = cuda.mem_alloc(size.slots * size.nbytes), cuda.Stream(_NON_BLOCKING)
-        flags = cuda.event_flags.DISABLE_TIMING
-        self.filled, self.read = ([cuda.Event(flags) for _ in range(size.slots)] for _ in range(2))
+        self.slots, self.stream = cuda.mem_alloc(size.slots * size.nbytes), UrgentStream()
+        self.filled, self.read = ([Event() for _ in range(size.slots)] for _ in range(2))
 
     def at(self, slot: int, nbytes: int) -> DeviceArray:
         pointer = int(self.slots) + slot * self.size.nbytes
@@ -70,17 +69,17 @@ class _Sender(_End):
 
     def __init__(self, size: RingSize, link: NcclCommunicator) -> None:
         super().__init__(size, link)
-        self._copied = cuda.Event(cuda.event_flags.DISABLE_TIMING)
+        self._copied = Event()
 
     def send(self, slot: int, array: DeviceArray, streams: Streams) -> None:
         """Queue an array for a slot whose last content has been queued to be read."""
         if not array.nbytes:
             return
         ops, in_slot = streams.ops, self.at(slot, array.nbytes)
-        ops.wait_for_event(self.filled[slot])  # the slot here has been sent
+        self.filled[slot].delay(ops)  # the slot here has been sent
         cuda.memcpy_dtod_async(in_slot.pointer, array.pointer, in_slot.nbytes, ops)
         self._copied.record(ops)
-        self.stream.wait_for_event(self._copied)
+        self._copied.delay(self.stream)
         self._link.send(in_slot, 1 - self._link.rank, self.stream)
         self.filled[slot].record(self.stream)
 
@@ -91,10 +90,10 @@ class _Receiver(_End):
         if not out.nbytes:
             return
         ops, in_slot = streams.ops, self.at(slot, out.nbytes)
-        self.stream.wait_for_event(self.read[slot])
+        self.read[slot].delay(self.stream)
         self._link.receive(in_slot, 1 - self._link.rank, self.stream)
         self.filled[slot].record(self.stream)
-        ops.wait_for_event(self.filled[slot])
+        self.filled[slot].delay(ops)
         cuda.memcpy_dtod_async(out.pointer, in_slot.pointer, in_slot.nbytes, ops)
         self.read[slot].record(ops)
 

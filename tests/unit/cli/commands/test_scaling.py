@@ -1,6 +1,7 @@
 """`python -m dptrain explain --ranks`: its options, tables and words."""
 
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from dptrain.cli.main import main
 from dptrain.cli.measuring import Rates, stated
 from dptrain.cli.options.scaling_options import ScalingOptions
 from dptrain.models.explaining import program_of
-from dptrain.program.cost.hardware import Link
+from dptrain.program.cost.hardware import Hardware, Link
 from dptrain.program.explain import COLUMNS
 
 CPU = ["--device", "cpu", "--gflops", "100", "--memory-bandwidth", "40GB", "--link", "5GB,5us"]
@@ -210,6 +211,21 @@ def test_modes_of_a_convolutional_network():
     assert [prediction.mode for prediction in predictions] == list(MODES)
     assert all(np.isfinite(prediction.seconds) and prediction.sent > 0 for prediction in predictions)
     assert predictions[3].memory.weights < predictions[0].memory.weights
+
+
+def test_axes_travel_beside_each_other_and_messages_do_not_wait_for_ops():
+    """Sums of activations pass buckets of gradients, of which some are ready before the backward pass reaches them."""
+    model = dp.Sequential([dp.layers.Input((64,)), *(dp.layers.Dense(64, "relu") for _ in range(5))])
+    model.compile("adam", "mse", device="cpu")
+    scaling_of = {mode.parallelism.name: mode for mode in of_model(model, 512, bucket_mb=0.02)}
+    machine = Hardware({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 2, Link(1e9, 1e-6), Link(1e7, 1e-5))
+
+    def seconds(apart, urgent):
+        hardware = replace(machine, axes_apart=apart, urgent=urgent)
+        return scaling_of["tensor parallel"].predict(8, 4096, hardware).seconds
+
+    assert seconds(True, True) < min(seconds(True, False), seconds(False, True))
+    assert max(seconds(True, False), seconds(False, True)) < seconds(False, False)
 
 
 @pytest.mark.parametrize(("hidden", "batch"), [([128], 1024), ([1024, 1024], 1024), ([1024, 1024], 8192)])
