@@ -131,3 +131,12 @@ def test_axes_do_not_wait_for_each_other(tmp_path):
     finished = emulated_ranks(4, script, **options)
     assert (finished.code, finished.err) == (0, "")
     assert finished.out.split() == ["apart"] * 4
+
+
+def test_a_product_leaves_multiprocessors_to_a_message_that_travels_meanwhile(tmp_path):
+    """16 of 20, so that the blocks of its grid, which stay, are 4 in place of one for each of its 8 tiles."""
+    script = str(ROOT / "tests" / "e2e" / "scripts" / "margin_on_ranks.py")
+    options = {"EMULATOR_DEVICES": "2", "EMULATOR_SMS": "20", "PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    finished = emulated_ranks(2, script, **options)
+    assert (finished.code, finished.err) == (0, "")
+    assert finished.out.split() == ["product:8", "product:8", "begin", "product:4", "finish"]

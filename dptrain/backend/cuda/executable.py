@@ -36,7 +36,7 @@ from dptrain.backend.cuda.loops import HostLoop, LoopCall
 from dptrain.backend.cuda.measuring import Measuring
 from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.packs import RunTable, Starts
-from dptrain.backend.cuda.tma import MAPS_BYTES, resident_blocks
+from dptrain.backend.cuda.tma import MAPS_BYTES, beside_messages, resident_blocks
 from dptrain.backend.cuda.transfers.host import PinnedMove
 from dptrain.backend.cuda.transfers.links import LinkedMessage, LinkedMove, LinkedSum
 from dptrain.backend.custom import OwnKernel
@@ -329,6 +329,7 @@ class CudaExecutable:
             for stage, messages in zip(self._made.stages, self._made.messages, strict=True):
                 launches: list[Launch] = []
                 counts = [0]  # launches after each number of kernels
+                self._beside = self._kernels_beside(stage, messages)
                 for kernel in stage:
                     launches += self._launches_of(kernel, {}, pack_parts)
                     counts.append(len(launches))
@@ -348,6 +349,13 @@ class CudaExecutable:
             self._stages = [[_Launches(_whole_step(self._stages, self._messages), [])]]
         is_generated = all(function.call is None or isinstance(function.call, LoopCall) for function in self._functions)
         return tuple(pack_parts) if is_generated and not self._messages and not self._host_loops else None
+
+    def _kernels_beside(self, stage: Sequence[Kernel], messages: Sequence[Message]) -> set[str]:
+        """Return the names of a stage's kernels that may run while messages between GPUs travel."""
+        if self._links is None:
+            return set()
+        first = min((message.after for message in messages), default=len(stage))
+        return {kernel.name for kernel in with_steps(stage[first:])}
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
         """Return a kernel's launches at step numbers of loops; `pack_parts` receives parts of the pack key."""
@@ -376,7 +384,10 @@ class CudaExecutable:
         call = self._prepared[kernel.name]
         if call is None:
             return []
-        blocks = _blocks(kernel, self._resident.get(kernel.name))
+        most = self._resident.get(kernel.name)
+        if most is not None and kernel.schedule is not None and kernel.name in self._beside:
+            most = beside_messages(most, kernel.schedule)
+        blocks = _blocks(kernel, most)
         sizes, values_by_name = self._sizes, {**_arguments(kernel), **blocks, **counters}
         values = (
             sizes.rows,

@@ -49,6 +49,9 @@ SCHEDULES = {
 }
 # That of programs; None: they use no tensor maps.
 SCHEDULE: Schedule | None = None
+# Multiprocessors that a product leaves to messages between GPUs which travel meanwhile: its blocks stay until all tiles
+# are done, and NCCL's would wait for them. On Hopper NCCL's in-switch sums take 16 (NVLS_NCHANNELS_SM90, nvls.cc).
+_MARGIN = 16
 
 
 @dataclass(frozen=True, eq=False)
@@ -128,3 +131,9 @@ def resident_blocks(image: bytes, kernel: str, schedule: Schedule) -> int:
     if code or clusters.value < 1:
         raise DeviceError(f"the GPU holds no cluster of {schedule.cluster} blocks of a product: error {code}")
     return clusters.value * schedule.cluster
+
+
+def beside_messages(resident: int, schedule: Schedule) -> int:
+    """Return how many of `resident_blocks` a product uses while messages travel, in whole clusters."""
+    cluster = schedule.cluster
+    return max((resident - _MARGIN) // cluster, 1) * cluster
