@@ -49,7 +49,7 @@ def why_not() -> str:
 
 @functools.cache
 def _library() -> Any:
-    # A rank that records alone, for lack of memory for all programs, must not start a collective.
+    # Only buckets are registered, by `RegisteredMemory`, not whatever memory a graph's collectives use.
     os.environ.setdefault("NCCL_GRAPH_REGISTER", "0")
     import nccl.core
 
@@ -81,6 +81,18 @@ class NcclCommunicator(AddingCommunicator):
         with _translated_errors("NCCL cannot split its communicator"), watchdog.record().collective(Collective.DEVICES):
             nccl = self._nccl.split(ranks[0], self.rank)
         return NcclCommunicator(nccl, list(ranks).index(self.rank), len(ranks))
+
+    def registers(self) -> bool:
+        """Return whether the library allocates and registers memory, `RegisteredMemory`, by trying it."""
+        try:
+            RegisteredMemory(1, [self]).free()
+        except Exception:  # an older library or driver: nccl4py has an error class for each reason
+            return False
+        return True
+
+    def register(self, memory: "RegisteredMemory") -> Any:
+        """Return the registration of memory for this rank's collectives, `ncclCommRegister`. Not a collective."""
+        return self._nccl.register_buffer(memory)
 
     def adds(self, dtype: np.dtype[Any], over: str) -> bool:
         """Whether NCCL reduces the type, see `_SUMS`."""
@@ -160,6 +172,44 @@ class NcclCommunicator(AddingCommunicator):
         watchdog.leave_alone(self)
         with self._ends, contextlib.suppress(Exception), watchdog.record().collective(Collective.DEVICES):
             self._nccl.destroy()  # an error is useless while the process ends
+
+
+class RegisteredMemory:
+    """Device memory of `ncclMemAlloc`, registered once with each communicator that uses it; MemoryError if short.
+
+    Collectives, in graphs too, then read and write it without a copy through NCCL's own buffers. The first call of one
+    on a registered buffer may wait on the host for the other ranks, so that ranks record graphs together.
+
+    Source: NCCL User Guide, chapter "User Buffer Registration".
+    """
+
+    def __init__(self, nbytes: int, communicators: Sequence[NcclCommunicator]) -> None:
+        self._core, self._registrations, self._nbytes = _library(), list[Any](), nbytes
+        try:
+            self._buffer: Any = self._core.mem_alloc(nbytes)
+        except self._core.NCCLError as error:
+            raise MemoryError(str(error)) from error
+        self._registrations += [communicator.register(self) for communicator in communicators]
+
+    def __int__(self) -> int:
+        return int(self._buffer.handle)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": (self._nbytes,), "typestr": "|u1", "data": (int(self), False), "version": 3}
+
+    def free(self) -> None:
+        """Deregister and free it, once no collective uses it."""
+        while self._registrations:
+            with contextlib.suppress(Exception):  # its communicator may have gone
+                self._registrations.pop().close()
+        buffer, self._buffer = self._buffer, None
+        if buffer is not None:
+            self._core.mem_free(buffer)
+
+    def __del__(self) -> None:
+        with contextlib.suppress(Exception):  # of a failed context, or of a constructor
+            self.free()
 
 
 @contextlib.contextmanager

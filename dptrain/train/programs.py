@@ -470,7 +470,12 @@ class Programs:
         begun = time.perf_counter()
         try:
             with phase.during("compilation"):
-                executable = self._beside_others(program, arrays, place) if self._prepared else None
+                together = self._prepare_together(program, comm)
+                executable = self._beside_others(program, arrays, place) if self._prepared or together else None
+                if together and comm is not None and not all(comm.allgather(executable is not None)):
+                    if executable is not None:
+                        executable.close()
+                    executable = None
                 if executable is None:
                     self._drop_prepared()  # programs of other batches, prepared again when needed
                     executable = self._build_executable(program, arrays, place)
@@ -482,6 +487,12 @@ class Programs:
         if len(self._prepared) > _MAX_PREPARED:
             self._prepared.popitem(last=False)[1].executable.close()
         return prepared
+
+    def _prepare_together(self, program: Program, comm: Communicator | None) -> bool:
+        """Return whether ranks must prepare a program together: they record graphs of messages between GPUs."""
+        if comm is None or comm.size == 1 or self.backend.transport != "nccl" or not isinstance(program, PlacedProgram):
+            return False
+        return self._has_stages or messages.count(program) > 0
 
     def _beside_others(
         self, program: Program, arrays: Mapping[str, Any], place: Mapping[str, Any]

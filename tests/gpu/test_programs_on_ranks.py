@@ -140,3 +140,20 @@ def test_a_product_leaves_multiprocessors_to_a_message_that_travels_meanwhile(tm
     finished = emulated_ranks(2, script, **options)
     assert (finished.code, finished.err) == (0, "")
     assert finished.out.split() == ["product:8", "product:8", "begin", "product:4", "finish"]
+
+
+@pytest.mark.parametrize("without", [None, "1"])
+def test_buckets_are_registered_where_the_library_can_on_every_rank(tmp_path, without):
+    """Once a recording, not a step; where one rank's library has no such memory, no rank uses it."""
+    options = {
+        "EMULATOR_DEVICES": "2",
+        "EMULATOR_STREAMS": "random",
+        "NCCL_STANDIN_REGISTERED": str(tmp_path / "calls"),
+    }
+    options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    options |= {} if without is None else {"NCCL_STANDIN_WITHOUT_MEMORY": without}
+    finished = emulated_ranks(2, SCRIPT, "float32", "1", "none", "nccl", "7", "5", **options)
+    assert (finished.code, finished.err) == (0, "")
+    assert [float(number) for number in finished.out.split()] == pytest.approx(whole("float32"), rel=1e-4, abs=1e-4)
+    calls = [path.read_text().split() for path in sorted(tmp_path.glob("calls.*"))]
+    assert calls == ([] if without else 2 * [["world"] * 10]), "10 messages a step, of which there are four"

@@ -313,9 +313,13 @@ class CudaBackend(Backend):
     def zeros(self, shape: tuple[int, ...], dtype: npt.DTypeLike | None = None, name: str = "") -> DeviceArray:
         """Return zeros; see `empty`."""
         buffer = self.empty(shape, dtype, name)
+        self.fill_with_zeros(buffer)
+        return buffer
+
+    def fill_with_zeros(self, buffer: DeviceArray) -> None:
+        """Queue the fill of a buffer with zeros."""
         if buffer.nbytes:
             cuda.memset_d8_async(buffer.pointer, 0, buffer.nbytes, self.streams.ops)
-        return buffer
 
     def upload(self, array: HostArray, name: str = "") -> DeviceArray:
         buffer = self.empty(array.shape, _stored(array.dtype), name)

@@ -151,7 +151,7 @@ class CudaExecutable:
         for tensor, buffer in constant_buffers.items():
             backend.write(buffer, np.asarray(tensor.value))
         sent_messages = [message for messages in self._made.messages for message in messages]
-        sums = {message: self._sum(message) for message in sent_messages if message.is_sum}
+        sums = self._sums([message for message in sent_messages if message.is_sum])
         kept = [
             (function.name, argument)
             for function in self._functions
@@ -199,20 +199,32 @@ class CudaExecutable:
         self._pointers |= {tensor: buffer.pointer for tensor, buffer in buffers.items()}
         return buffers
 
-    def _sum(self, message: Message) -> "_Travel | LinkedMessage":
-        """Put the tensors of an all-reduce message into one buffer."""
+    def _sums(self, messages: Sequence[Message]) -> dict[Message, "_Travel | LinkedMessage"]:
+        """Put the tensors of each all-reduce message into one buffer."""
+        starts_of = [in_a_row(self._sizes.count(result.shape) for result in message.results) for message in messages]
+        firsts = [message.results[0] for message in messages]
+        if self._links is None:
+            empty = self.backend.empty
+            buffers = [
+                empty((starts[-1],), first.dtype, "messages") for starts, first in zip(starts_of, firsts, strict=True)
+            ]
+        else:
+            buckets = [
+                (starts[-1], first.dtype, first.attributes["mesh"])
+                for starts, first in zip(starts_of, firsts, strict=True)
+            ]
+            buffers = self._links.buckets(self.backend, buckets)
+        for message, starts, buffer in zip(messages, starts_of, buffers, strict=True):
+            for result, start in zip(message.results, starts, strict=False):
+                self._pointers[result] = buffer.pointer + start * result.dtype.itemsize
+        return {message: self._sum(message, buffer) for message, buffer in zip(messages, buffers, strict=True)}
+
+    def _sum(self, message: Message, buffer: DeviceArray) -> "_Travel | LinkedMessage":
         backend, comm, first = self.backend, self._comm, message.results[0]
         assert comm is not None
-        starts = in_a_row(self._sizes.count(result.shape) for result in message.results)
         over = first.attributes["over"]
-        link = None if self._links is None else self._links.along(first.attributes["mesh"])
-        # Zeros at the end make the shares equal that ranks gather.
-        padded = in_a_row([starts[-1]], 1 if link is None else link.link.size)[-1]
-        buffer = (backend.empty if padded == starts[-1] else backend.zeros)((padded,), first.dtype, "messages")
-        for result, start in zip(message.results, starts, strict=False):
-            self._pointers[result] = buffer.pointer + start * result.dtype.itemsize
-        if link is not None:
-            return LinkedSum(backend, buffer, over, link)
+        if self._links is not None:
+            return LinkedSum(backend, buffer, over, self._links.along(first.attributes["mesh"]))
         direct = backend.transport == "cuda-aware" and over == "sum" and not is_half(buffer.dtype)
         exchange_of_buffer = backend.exchange(buffer, direct=direct)
         group = comm.along(first.attributes["mesh"])

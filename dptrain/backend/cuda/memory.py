@@ -1,6 +1,7 @@
 """Memory of a GPU and pinned memory of the host, with the streams that use them."""
 
 import contextlib
+import gc
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -100,15 +101,18 @@ class Streams:
 
 
 class DeviceMemory:
-    """An allocation on the device, freed with its last buffer; `name` says in messages what it holds."""
+    """An allocation on the device, freed with its last buffer; `name` says in messages what it holds.
+
+    `allocate` returns other memory than PyCUDA's: with `int` its address, and with `free`; MemoryError if short.
+    """
 
     __slots__ = ("__weakref__", "_allocation", "_heap", "name", "nbytes", "pointer")
 
-    def __init__(self, heap: "Heap", nbytes: int, name: str) -> None:
+    def __init__(self, heap: "Heap", nbytes: int, name: str, allocate: Callable[[int], Any] | None = None) -> None:
         self._heap = heap
         self.name = name
         self.nbytes = nbytes
-        self._allocation: Any = heap.allocate(max(nbytes, 1), name)
+        self._allocation: Any = heap.allocate(max(nbytes, 1), name, allocate)
         self.pointer = int(self._allocation)
         heap.memories.add(self)
 
@@ -272,13 +276,13 @@ class Heap:
         self.memories: weakref.WeakSet[DeviceMemory] = weakref.WeakSet()
         self.pinned: weakref.WeakSet[Pinned] = weakref.WeakSet()
 
-    def allocate(self, nbytes: int, name: str) -> Any:
-        """Return PyCUDA's record of new memory; DeviceMemoryError if short, DeviceError in the wrong thread."""
+    def allocate(self, nbytes: int, name: str, allocate: Callable[[int], Any] | None = None) -> Any:
+        """Return new memory, see `DeviceMemory`; DeviceMemoryError if short, DeviceError in the wrong thread."""
         self._gpu.enter()
         try:
             # PyCUDA collects garbage, such as a model that was dropped, and tries again before it gives up.
-            return cuda.mem_alloc(nbytes)
-        except cuda.MemoryError:
+            return cuda.mem_alloc(nbytes) if allocate is None else _allocated(nbytes, allocate)
+        except (cuda.MemoryError, MemoryError):
             free, total = cuda.mem_get_info()
             held_bytes: dict[str, int] = {}
             for memory in self.memories:
@@ -328,3 +332,11 @@ def count(shape: tuple[int, ...]) -> int:
     for n in shape:
         size *= n
     return size
+
+
+def _allocated(nbytes: int, allocate: Callable[[int], Any]) -> Any:
+    try:
+        return allocate(nbytes)
+    except MemoryError:
+        gc.collect()
+        return allocate(nbytes)

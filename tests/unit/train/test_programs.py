@@ -1,6 +1,7 @@
 """A model's steps as programs: what is sent, traced and looked up."""
 
 import re
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,8 @@ from dptrain.program.dims import Dim
 from dptrain.program.program import trace
 from dptrain.program.sharding import messages
 from dptrain.program.sharding.placement import place
+from dptrain.train.programs import Programs
+from tests.thread_ranks import on_ranks
 
 OPTIONS = [{}, {"clipnorm": 1.0}, {"global_clipnorm": 1.0}, {"clipvalue": 0.5}, {"gradient_accumulation_steps": 2}]
 
@@ -82,6 +85,48 @@ def test_the_batch_that_would_fit_fits(memory):
 def test_what_no_batch_size_can_mend():
     with pytest.raises(DeviceError, match=r"the model alone takes \d+\.\d KiB: make it smaller"):
         train(100, 1)
+
+
+class Recorded:
+    """A prepared program."""
+
+    def __init__(self):
+        self.closed = False
+
+    def close(self):
+        self.closed = True
+
+
+class LinkedBackend(CpuBackend):
+    """A device whose messages NCCL sends; with room for a second program, or not."""
+
+    def __init__(self, has_room):
+        super().__init__(jit_compile=False)
+        self.transport, self.has_room, self.prepared = "nccl", has_room, []
+
+    def executable(self, program, arrays, **place):
+        if not self.has_room and any(not other.closed for other in self.prepared):
+            raise DeviceMemoryError("out of memory", "intermediate results", 1, 0, {})
+        self.prepared.append(Recorded())
+        return self.prepared[-1]
+
+
+def test_ranks_record_messages_between_gpus_together():
+    """If one rank has no memory for a second program, all ranks drop the first and prepare the second again."""
+    model = dp.Sequential([Dense(3, "softmax", input_shape=(6,))])
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    program, batch = placed(model), SimpleNamespace(names=[])
+
+    def prepare(comm):
+        backend = LinkedBackend(has_room=comm.rank != 1)
+        programs = Programs(backend, comm)
+        for order in (np.arange(8), np.arange(8)[::-1]):
+            rows = SimpleNamespace(order=order, arrays=[], samples=None)
+            programs._executable(program, batch, rows, SimpleNamespace(rows=4, first_row=0), comm)
+        return [recorded.closed for recorded in backend.prepared]
+
+    # Ranks 0 and 2 had prepared the second beside the first.
+    assert on_ranks(3, prepare) == [[True, True, False], [True, False], [True, True, False]]
 
 
 # Predictions of a few rows, one after another

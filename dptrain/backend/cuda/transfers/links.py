@@ -4,19 +4,20 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from dptrain.backend.cuda.gpu.driver import Event, copy, copy_rows
-from dptrain.backend.cuda.memory import DeviceArray, Streams, count
+from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Streams, count
 from dptrain.backend.cuda.transfers.node_first import NodeFirstReduction, NodeGrid, RankReduction, gather_shares
 from dptrain.backend.cuda.transfers.p2p import NcclPointToPoint, P2pRings, RingSize, padded
 from dptrain.comm.base import Communicator, PointToPoint
 from dptrain.comm.device import AddingCommunicator, DeviceCommunicator
 from dptrain.comm.mesh import STAGE
-from dptrain.comm.nccl import NcclCommunicator
+from dptrain.comm.nccl import NcclCommunicator, RegisteredMemory
 from dptrain.program.codegen.memory import in_a_row
 from dptrain.program.pipeline.send_recv import Channel
 from dptrain.program.sharding.mesh import ALL_GATHER
@@ -51,6 +52,8 @@ class Links:
         self._nccl = NcclCommunicator.joined(comm)
         self._groups: dict[str, AxisLink] = {}
         self._of_nodes: list[NcclCommunicator] = []
+        # All ranks of a collective must use registered memory, or none.
+        self._registers = all(comm.allgather(self._nccl.registers()))
         self._rings: P2pRings | None = None
         self._queued = -1  # the record's position behind the last messages
 
@@ -61,6 +64,26 @@ class Links:
             link = self._nccl if len(ranks) == self._comm.size else self._nccl.split(ranks)
             self._groups[axis] = AxisLink(axis, link, self._grid(link, ranks))
         return self._groups[axis]
+
+    def buckets(self, backend: "CudaBackend", sums: Sequence[tuple[int, np.dtype[Any], str]]) -> list[DeviceArray]:
+        """Return flat buffers for sums (elements, type, axis of the mesh), in one memory, registered if NCCL can.
+
+        Zeros follow where ranks could not gather equal shares otherwise.
+        """
+        if not sums:
+            return []
+        links = [self.along(axis).link for _, _, axis in sums]
+        lengths = [-(-length // link.size) * link.size for (length, _, _), link in zip(sums, links, strict=True)]
+        dtypes = [dtype for _, dtype, _ in sums]
+        starts = in_a_row((n * dtype.itemsize for n, dtype in zip(lengths, dtypes, strict=True)), _ALIGNMENT)
+        allocate = partial(RegisteredMemory, communicators=list(dict.fromkeys(links))) if self._registers else None
+        memory = DeviceMemory(backend.heap, starts[-1], "messages", allocate)
+        flat = DeviceArray(memory, memory.pointer, (starts[-1],), np.dtype(np.uint8))
+        backend.fill_with_zeros(flat)
+        return [
+            flat[start : start + length * dtype.itemsize].view(dtype)
+            for start, length, dtype in zip(starts, lengths, dtypes, strict=False)
+        ]
 
     def _grid(self, link: NcclCommunicator, ranks: Sequence[int]) -> NodeGrid:
         """Return the nodes of some ranks of this job, in rising order. Collective over all ranks."""

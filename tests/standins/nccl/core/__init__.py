@@ -3,8 +3,10 @@
 A call queues copies to the host, a function of the host that meets the other ranks through files, and copies back: so
 it happens when the stream reaches it, at every launch of a graph again. It is stricter than the library: buffers must
 be arrays on the device and lie within one allocation, a stream must be given, and all ranks must be in the same call of
-a communicator, with the same number of elements, type and operation, or the communicator fails on all of them. A failed
-call leaves its buffers as they are, and hangs like the library's until the communicator is aborted.
+a communicator, with the same number of elements, type and operation, in memory that is registered on all ranks at the
+same offset or on none, or the communicator fails on all of them. A failed call leaves its buffers as they are, and
+hangs like the library's until the communicator is aborted. A call on registered memory waits on the host for those of
+the other ranks, as the library may: a rank that records a graph alone hangs.
 
 Sums are added one rank after the other, which is not the order of `TreeSum`, in the type of the elements; the greatest
 of a number and NaN is the number, as NCCL's.
@@ -30,6 +32,8 @@ import numpy as np
 PATIENCE = 60.0
 # "RANK:N": on this rank the N-th call that the device reaches fails as where another node is gone.
 FAULT = "NCCL_STANDIN_FAULT"
+# The MPI rank whose library cannot allocate; a file that each rank's registered all-reduces are written to.
+WITHOUT_MEMORY, REGISTERED_CALLS = "NCCL_STANDIN_WITHOUT_MEMORY", "NCCL_STANDIN_REGISTERED"
 
 
 class NcclInvalid(Exception):  # noqa: N818 - the library's name
@@ -92,6 +96,49 @@ class UniqueId:
 
 def get_unique_id(empty: bool = False) -> UniqueId:
     return UniqueId(tempfile.mkdtemp(prefix="dptrain-nccl-").encode().ljust(128, b"\0"))
+
+
+class Buffer:
+    """Memory of `mem_alloc`, as cuda.core's."""
+
+    def __init__(self, size: int) -> None:
+        self.size, pointer = size, ctypes.c_uint64()
+        _check(_driver.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(size)), "cuMemAlloc")
+        self.handle = pointer.value
+        _allocated[self.handle] = size
+
+    def close(self) -> None:
+        if self.handle:
+            assert _allocated.pop(self.handle)
+            assert not any(self.handle in memory for memory in _registered.values()), "still registered"
+            _check(_driver.cuMemFree_v2(ctypes.c_uint64(self.handle)), "cuMemFree")
+            self.handle = 0
+
+
+# Sizes by address, and addresses of registered memory by communicator.
+_allocated: dict[int, int] = {}
+_registered: dict["Communicator", set[int]] = {}
+
+
+def mem_alloc(size: int, device: Any = None) -> Buffer:
+    if os.environ.get(WITHOUT_MEMORY) == os.environ.get("PMI_RANK", "0"):
+        raise NCCLError("NCCL_ERROR_INVALID_USAGE: this library has no ncclMemAlloc")
+    return Buffer(size)
+
+
+def mem_free(buf: Buffer) -> None:
+    buf.close()
+
+
+class RegisteredBufferHandle:
+    """A registration, which ends with its communicator at the latest."""
+
+    def __init__(self, comm: "Communicator", pointer: int) -> None:
+        self._comm, self._pointer = comm, pointer
+        _registered.setdefault(comm, set()).add(pointer)
+
+    def close(self) -> None:
+        _registered.get(self._comm, set()).discard(self._pointer)
 
 
 class _AbortedError(Exception):
@@ -199,7 +246,7 @@ def _queue(calls: list[_Call]) -> None:
 class Communicator:
     def __init__(self, folder: Path, name: str, nranks: int, rank: int) -> None:
         self._folder, self._name, self.nranks, self.rank = folder, name, nranks, rank
-        self._calls, self._taken_calls, self._splits, self._reached_calls = 0, 0, 0, 0
+        self._calls, self._taken_calls, self._splits, self._reached_calls, self._registered_calls = 0, 0, 0, 0, 0
         self._old = range(0)
         self._sent: dict[tuple[Any, ...], int] = {}
         self._error, self._text, self.is_valid = Result.Success, "", True
@@ -331,6 +378,9 @@ class Communicator:
         if source.count != out.count:
             raise NcclInvalid("Buffer count mismatch")
         description = ["allreduce", source.count, source.dtype.name, NcclRedOp(op).name]
+        if (offset := self._registered_offset(source)) is not None:
+            description += ["registered", offset]
+            self._meet_registered()
         self._collective(description, stream, source, out, lambda parts: _reduced(parts, op))
 
     def reduce_scatter(
@@ -390,6 +440,28 @@ class Communicator:
 
         self._add(_Call(self, stream or 0, lambda: None, take, [], [(out.pointer, content)]))
 
+    def register_buffer(self, buffer: Any) -> RegisteredBufferHandle:
+        self._check_valid("register")
+        memory = _Buffer(buffer)
+        if _allocated.get(memory.pointer) != memory.nbytes:
+            raise NcclInvalid("the stand-in wants all of an allocation of mem_alloc")
+        return RegisteredBufferHandle(self, memory.pointer)
+
+    def _registered_offset(self, buffer: _Buffer) -> int | None:
+        """Return where a buffer begins in registered memory, which must be the same on all ranks; None outside."""
+        for pointer in _registered.get(self, ()):
+            if 0 <= buffer.pointer - pointer < _allocated[pointer]:
+                return buffer.pointer - pointer
+        return None
+
+    def _meet_registered(self) -> None:
+        """Wait on the host for the other ranks' calls, as the library may for registered buffers."""
+        self._registered_calls += 1
+        self._meet(f"registered{self._registered_calls}", b"")
+        if path := os.environ.get(REGISTERED_CALLS):
+            with open(f"{path}.{self.rank}", "a") as log:
+                log.write(f"{self._name}\n")
+
     @staticmethod
     def _pair(sendbuf: Any, recvbuf: Any) -> tuple[_Buffer, _Buffer]:
         source, out = _Buffer(sendbuf), _Buffer(recvbuf)
@@ -417,11 +489,13 @@ class Communicator:
         return self._text
 
     def abort(self) -> None:
+        _registered.pop(self, None)
         self.is_valid = False
 
     def destroy(self) -> None:
         if not self.is_valid:
             return
+        _registered.pop(self, None)
         self._meet("left", b"")
         self.is_valid = False
         if self.rank or self._name != "world":
