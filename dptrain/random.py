@@ -44,6 +44,7 @@ class Purpose(IntEnum):
     RESAMPLING = 6
     MODELS = 7
     REPORT = 8
+    GENERATION = 9
     NOISE = 100  # for steps that users write
 
 

@@ -57,7 +57,7 @@ P = ParamSpec("P")
 Array = npt.NDArray[Any]
 
 
-def _in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
+def in_turn(*, changes: bool) -> Callable[[Callable[P, T]], Callable[P, T]]:
     """Return a decorator that serializes a model's methods; see `Fitting._turn`."""
 
     def decorate(method: Callable[P, T]) -> Callable[P, T]:
@@ -389,7 +389,7 @@ class Fitting(Feeding):
     # Using
 
     @ending_by_signals()
-    @_in_turn(changes=True)
+    @in_turn(changes=True)
     def evaluate(
         self,
         x: Any = None,
@@ -467,7 +467,7 @@ class Fitting(Feeding):
         """
         return self._predict_as("predict", x, batch_size, verbose, steps, callbacks)
 
-    @_in_turn(changes=False)
+    @in_turn(changes=False)
     def _predict_as(
         self,
         method: str,
@@ -510,7 +510,7 @@ class Fitting(Feeding):
 
     # One batch at a time
 
-    @_in_turn(changes=True)
+    @in_turn(changes=True)
     def train_on_batch(
         self,
         x: Any,
@@ -530,7 +530,7 @@ class Fitting(Feeding):
             logs = self._open_trainer(comm).train_on_batch(batches)
         return _in_order(logs, return_dict, names_in_order(self.metrics))
 
-    @_in_turn(changes=True)
+    @in_turn(changes=True)
     def test_on_batch(
         self, x: Any, y: Any = None, sample_weight: Any = None, return_dict: bool = False
     ) -> list[float] | float | dict[str, float]:

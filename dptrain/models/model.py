@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dptrain.models.fitting import Fitting
+from dptrain.models.generation.generating import Generating
 from dptrain.models.state_tree import set_state_tree, state_tree
 from dptrain.models.summary import summary
 
 
-class Model(Fitting):
+class Model(Generating):
     """A layer that can be trained: `Model(inputs, outputs)` of symbolic tensors, or a subclass with a `call`.
 
     The same script trains on one device under `python`, and on N under `mpirun -n N python`: every rank calls the same

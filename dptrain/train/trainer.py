@@ -211,7 +211,8 @@ class Trainer:
                 if padded.rows != shard.rows:
                     mine = {name: output[: shard.rows] for name, output in mine.items()}
                 outputs.append((shard, mine))
-                hooks.on_predict_batch_end(number, {"outputs": self.model._as_outputs(mine)})
+                nested = self.model._as_outputs(mine) if step.name == "predict" else mine
+                hooks.on_predict_batch_end(number, {"outputs": nested})
                 if watched and self._stopped(hooks.model, "stop_predicting"):
                     break
             if not outputs:  # shapes and types without rows

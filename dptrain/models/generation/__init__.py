@@ -1,0 +1,1 @@
+"""Generation of tokens by models that see earlier ones."""

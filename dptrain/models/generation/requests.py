@@ -1,0 +1,154 @@
+"""What a user asks of a generation: checked, as the arrays of its program, and back."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dptrain.errors import ConfigError, DataError
+from dptrain.random import Purpose, own_seed, stream
+from dptrain.runtime.text import short
+
+Array = npt.NDArray[Any]
+
+# The shortest sequence of a model that takes any length; longer ones are twice, four times, ... as long, so that few
+# programs serve all lengths.
+_LEAST_LENGTH = 32
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is chosen; see `Model.generate`.
+
+    Raises:
+        ConfigError: a value out of range.
+    """
+
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
+    stop: tuple[int, ...] = ()
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        temperature, top_k, top_p = self.temperature, self.top_k, self.top_p
+        if not _is_number(temperature) or not 0 <= temperature < math.inf:
+            raise ConfigError(f"generate: temperature={temperature!r}; expected a number of at least 0")
+        if top_k is not None and not (_is_integer(top_k) and top_k >= 1):
+            raise ConfigError(f"generate: top_k={top_k!r}; expected an integer of at least 1, or None for all tokens")
+        if top_p is not None and not (_is_number(top_p) and 0 < top_p <= 1):
+            raise ConfigError(f"generate: top_p={top_p!r}; expected a number above 0 and up to 1, or None")
+        own_seed(self.seed)
+
+    @property
+    def draws(self) -> bool:
+        """Whether tokens are drawn."""
+        return self.temperature > 0
+
+
+def stops_of(stop: Any) -> tuple[int, ...]:
+    """Return the tokens that end a text: None, a token or several."""
+    stops = () if stop is None else (stop,) if np.ndim(stop) == 0 else tuple(stop)
+    if wrong := [token for token in stops if not _is_integer(token)]:
+        raise ConfigError(f"generate: stop={short(stop)}: {short(wrong[0])} is no token; expected ids, integers")
+    return tuple(int(token) for token in stops)
+
+
+def prompts_of(prompt: Any) -> tuple[list[Array], bool]:
+    """Return prompts as vectors of ids, and whether there is a single one."""
+    if isinstance(prompt, str | bytes) or (isinstance(prompt, Sequence) and any(isinstance(p, str) for p in prompt)):
+        raise DataError(f"generate: prompt={short(prompt)} is text; expected ids of tokens, integers")
+    rows = prompt if isinstance(prompt, list | tuple) else np.asarray(prompt)
+    if not isinstance(rows, list | tuple) and not rows.ndim:
+        raise DataError(f"generate: prompt={short(prompt)}; expected ids of tokens, or a list of such prompts")
+    is_single = not len(rows) or np.ndim(rows[0]) == 0
+    prompts = [np.asarray(row) for row in ([rows] if is_single else rows)]
+    for number, row in enumerate(prompts):
+        where = "the prompt" if is_single else f"prompt {number}"
+        if not row.size:
+            raise DataError(f"generate: {where} is empty; expected at least one token, such as one that begins a text")
+        if row.ndim != 1 or row.dtype.kind not in "iu":
+            raise DataError(
+                f"generate: {where} has shape {row.shape} and type {row.dtype}; expected a vector of integers"
+            )
+    return prompts, is_single
+
+
+@dataclass(frozen=True)
+class Request:
+    """Prompts, and what follows them.
+
+    Raises:
+        ConfigError, DataError: a token outside the vocabulary, or more tokens than the model can see.
+    """
+
+    prompts: Sequence[Array]
+    max_new_tokens: int
+    sampling: Sampling
+
+    def __post_init__(self) -> None:
+        count = self.max_new_tokens
+        if not _is_integer(count) or count < 0:
+            raise ConfigError(f"generate: max_new_tokens={count!r}; expected an integer of at least 0")
+
+    @property
+    def total(self) -> int:
+        """Tokens of the longest row."""
+        return max(map(len, self.prompts)) + int(self.max_new_tokens)
+
+    def length(self, context: int | None) -> int:
+        """Return the length of the program's sequences, for a model of `context` positions, None for any number."""
+        if context is None:
+            return max(_LEAST_LENGTH, 1 << (self.total - 1).bit_length())
+        if self.total > context:
+            raise ConfigError(self.too_long(f"the model sees {context} positions"))
+        return context
+
+    def too_long(self, limit: str) -> str:
+        """Return the message that there are more tokens than the model can see."""
+        longest = max(map(len, self.prompts))
+        return (
+            f"generate: a prompt of {longest} tokens and max_new_tokens={self.max_new_tokens} are {self.total} positions, "
+            f"but {limit}; use fewer tokens"
+        )
+
+    def check_vocabulary(self, classes: int) -> None:
+        """Refuse tokens that the model does not know."""
+        for number, row in enumerate(self.prompts):
+            if wrong := row[(row < 0) | (row >= classes)].tolist():
+                where = "the prompt" if len(self.prompts) == 1 else f"prompt {number}"
+                raise DataError(f"generate: {where} has token {wrong[0]}; the model knows 0 to {classes - 1}")
+        if wrong := [token for token in self.sampling.stop if not 0 <= token < classes]:
+            raise ConfigError(f"generate: stop={wrong[0]} is no token of the model, which knows 0 to {classes - 1}")
+
+    def arrays(self, length: int, dtype: str) -> dict[str, Array]:
+        """Return the inputs of the program, see `steps.generated`; `dtype` of what tokens are drawn with."""
+        sampling, rows = self.sampling, len(self.prompts)
+        tokens = np.zeros((rows, length), np.int32)
+        for row, prompt in zip(tokens, self.prompts, strict=True):
+            row[: len(prompt)] = prompt
+        lengths = np.array([len(prompt) for prompt in self.prompts], np.int32)
+        stops = np.full((rows, max(len(sampling.stop), 1)), -1, np.int32)
+        stops[:, : len(sampling.stop)] = sampling.stop
+        arrays = {"tokens": tokens, "lengths": lengths, "ends": lengths + np.int32(self.max_new_tokens), "stops": stops}
+        if not sampling.draws:
+            return arrays
+        draws = [stream(sampling.seed, Purpose.GENERATION, row).random(length, np.float32) for row in range(rows)]
+        arrays["uniform"] = np.asarray(draws, dtype)
+        arrays["temperature"] = np.full(rows, sampling.temperature, dtype)
+        if sampling.top_k is not None:
+            arrays["top_k"] = np.full(rows, min(sampling.top_k, np.iinfo(np.int32).max), np.int32)
+        if sampling.top_p is not None:
+            arrays["top_p"] = np.full(rows, sampling.top_p, dtype)
+        return arrays
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
