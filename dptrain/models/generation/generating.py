@@ -79,7 +79,7 @@ class Generating(Fitting):
     @in_turn(changes=False)
     def _generate(self, request: Request, batch_size: int | None) -> list[Array]:
         """Return each prompt's text. Collective."""
-        comm = self._start(None, np.zeros((1, request.length(self._context)), np.int32))
+        comm = self._start(None, np.zeros((1, self._context or max(map(len, request.prompts))), np.int32))
         trainer, hooks = self._open_trainer(comm), self._hooks(None, 0, epochs=1, steps=None, keeps_history=False)
 
         def prepare() -> tuple[Samples, Step]:
@@ -137,4 +137,8 @@ class Generating(Fitting):
         step = self._make_step("predict")
         trace, reads = self._traces.of("generate")
         function = noted(self._in_step(lambda data: generated(self, data[0])), reads)
-        return replace(step, name="generate", function=function, version=(step.version, trace), rows=None, reads=Reads())
+        version = (step.version, trace)
+        # Always traced, for any number of rows; what it reads is compared above.
+        return replace(
+            step, name="generate", function=function, version=version, eager=False, rows=None, reads=Reads()
+        )

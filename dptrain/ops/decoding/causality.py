@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dptrain.ops.decoding.time_axis import TimeAxis, axes_before
+from dptrain.ops.decoding.time_axis import TimeAxis, axes_before, is_alone
 from dptrain.ops.elementwise import add, divide, exp, logical_and, logical_or, multiply, subtract, where
 from dptrain.program.lowering import Element, Product, Reduction, ViewMap, lowering_of
 from dptrain.program.tensor import Tensor, untraced
@@ -52,7 +52,7 @@ def later_of_constant(tensor: Tensor, target: TimeAxis | None, source: TimeAxis 
         targets = (None,) if target is None else axes_before(tensor, target, length)
         return later_of_constant(tensor.inputs[0], targets[0], axes_before(tensor, source, length)[0], length)
     array = np.moveaxis(np.asarray(tensor.value), source.axis, -1)
-    if target is None or source.inner != (1, 0) or target.inner != (1, 0):
+    if target is None or not all(is_alone(tensor.shape, axis, length) for axis in (target, source)):
         values = array
     else:
         axis = target.axis - (target.axis > source.axis)
@@ -83,8 +83,7 @@ def kept_later(tensor: Tensor, operands: Sequence[Later | None]) -> Later:
         return Later(0.0)
     if tensor.op is exp and operands[0] and operands[0].is_low:
         return Later(0.0)
-    is_low = [bool(later and later.is_low) for later in operands]
-    if (tensor.op is add and any(is_low)) or (tensor.op is subtract and is_low[0] and not is_low[1]):
+    if tensor.op in (add, subtract) and _sums_to_low(tensor, operands):
         return LOW
     if _converts(tensor) and operands[0] is not None:
         return operands[0]
@@ -93,6 +92,15 @@ def kept_later(tensor: Tensor, operands: Sequence[Later | None]) -> Later:
     if tensor.op is logical_or and any(known):
         return Later(1.0)
     return ANYTHING
+
+
+def _sums_to_low(tensor: Tensor, operands: Sequence[Later | None]) -> bool:
+    """Whether a sum or difference has a low summand, and none that outweighs it."""
+    first, second = operands
+    if tensor.op is subtract:
+        is_subtracted_low = second is not None and second.value is not None and second.value >= -_LOW
+        return is_subtracted_low or bool(first and first.is_low and not (second and second.is_low))
+    return any(later is not None and later.is_low for later in operands)
 
 
 def lost_later(tensor: Tensor, operands: Sequence[Later | None]) -> bool:

@@ -14,7 +14,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.decoding.causality import ANYTHING, Later, kept_later, later_of_constant, lost_later
-from dptrain.ops.decoding.time_axis import TimeAxis, axes_before, axis_behind, has_length
+from dptrain.ops.decoding.time_axis import TimeAxis, axes_before, axis_behind, is_alone
 from dptrain.ops.elementwise import less_equal, logical_and
 from dptrain.ops.indexing import take_at_axis
 from dptrain.ops.manipulation import getitem, reshape, zeros
@@ -128,7 +128,8 @@ class Decoder:
         if not demands or not self._depends(tensor) or tensor is self._tokens and ALL not in demands:
             return
         if ALL in demands and not self._is_viewed(tensor):
-            if len(self._times[tensor]) != 1:
+            times = self._times[tensor]
+            if len(times) != 1 or not all(is_alone(tensor.shape, time, self.length) for time in times):
                 raise self._refusal(tensor)
             demands |= dict.fromkeys(self._times[tensor])
         for demand in list(demands):
@@ -144,7 +145,11 @@ class Decoder:
 
     def _is_viewed(self, tensor: Tensor) -> bool:
         """Whether all positions of a tensor are a view of those of its operand, which then has the cache."""
-        return isinstance(lowering_of(tensor), ViewMap) and len(self._times.get(tensor.inputs[0], ())) == 1
+        if not isinstance(lowering_of(tensor), ViewMap):
+            return False
+        (read,) = tensor.inputs
+        times = self._times.get(read, {})
+        return len(times) == 1 and all(is_alone(read.shape, time, self.length) for time in times)
 
     def _needs(self, tensor: Tensor, demand: Demand) -> Sequence[Demand]:
         """Return what is needed of an op's operands."""
@@ -249,7 +254,7 @@ class Decoder:
             if self._depends(masks[0]):
                 later = known[3].get(source)
             else:
-                target = TimeAxis(2) if has_length(masks[0], 2, self.length) else None
+                target = TimeAxis(2) if is_alone(masks[0].shape, TimeAxis(2), self.length) else None
                 later = later_of_constant(masks[0], target, source, self.length)
             if later is None or not later.is_zero:
                 raise self._refusal(tensor)
@@ -329,7 +334,7 @@ class _Step:
         if not isinstance(needed, TimeAxis):
             return read
         if (read, needed) not in self._parts:
-            if needed.inner != (1, 0):
+            if not is_alone(read.shape, needed, self._decoder.length):
                 raise self._decoder._refusal(read)
             self._parts[read, needed] = take_at_axis(read, self._places, needed.axis)
         return self._parts[read, needed]
@@ -337,8 +342,6 @@ class _Step:
     def _cache(self, tensor: Tensor) -> Tensor:
         """Write the step's part into a tensor's cache."""
         (time,) = self._decoder._times[tensor]
-        if time.inner != (1, 0):
-            raise self._decoder._refusal(tensor)
         starts = [self._position if axis == time.axis else 0 for axis in range(tensor.ndim)]
         cache = slice_update(self._caches[tensor, ALL], starts, self._values[tensor, time])
         self._caches[tensor, ALL] = cache

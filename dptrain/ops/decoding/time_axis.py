@@ -12,7 +12,7 @@ from dptrain.ops.nn.attention import attend_heads
 from dptrain.ops.scan import SCAN
 from dptrain.program.body import body_of
 from dptrain.program.codegen.index_expr import ONE, Numel, exact_quotient, numel, numel_product
-from dptrain.program.dims import Dim, is_number
+from dptrain.program.dims import Dim
 from dptrain.program.lowering import ViewMap, lowering_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor
@@ -83,7 +83,7 @@ def _reshaped(old: Shape, time: TimeAxis, new: Shape, length: int) -> TimeAxis |
     return None
 
 
-def has_length(tensor: Tensor, axis: int, length: int) -> bool:
-    """Whether an axis is as long as the sequence."""
-    n = tensor.shape[axis]
-    return is_number(n) and not isinstance(n, Dim) and int(n) == length
+def is_alone(shape: Shape, time: TimeAxis, length: int) -> bool:
+    """Whether an axis has the positions of one sequence and nothing else, unlike (rows * time)."""
+    n: Any = shape[time.axis]
+    return time.inner == ONE and not isinstance(n, Dim) and int(n) == length

@@ -1,0 +1,352 @@
+"""`Model.generate`: the tokens of a window that is computed anew for each, from caches."""
+
+import re
+
+import numpy as np
+import pytest
+
+import dptrain as dp
+from dptrain import layers, ops
+from dptrain.errors import ConfigError, DataError
+from dptrain.random import Purpose, stream
+
+LENGTH, TOKENS, WIDTH = 12, 13, 8
+
+
+def weighted(model, seed=0, scale=0.5):
+    """Return a model with weights that make its choices differ."""
+    rng = np.random.default_rng(seed)
+    for weight in model.weights:
+        if weight.dtype.kind in "fV":
+            weight.assign(rng.normal(0, scale, weight.shape))
+    return model
+
+
+def attention(kind, x, **options):
+    if kind == "grouped":
+        layer = layers.GroupQueryAttention(4, 4, 2, **options)
+    elif kind == "composed":
+        layer = layers.MultiHeadAttention(2, 4, dropout=0.5, **options)
+    elif kind == "window":
+        layer = layers.MultiHeadAttention(2, 4, sliding_window=3, **options)
+    elif kind == "gated":
+        layer = layers.MultiHeadAttention(2, 4, value_dim=3, use_gate=True, **options)
+    elif kind == "masked":
+        return layers.MultiHeadAttention(2, 4, **options)(x, x, attention_mask=np.tri(x.shape[1], dtype=bool)[None])
+    elif kind == "dot product":
+        return layers.Attention(**options)([x, x], use_causal_mask=True)
+    else:
+        layer = layers.MultiHeadAttention(2, 4, **options)
+    return layer(x, x, use_causal_mask=True)
+
+
+class Positions(layers.Layer):
+    def __init__(self, kind, length, width, **options):
+        super().__init__(**options)
+        self.supports_masking = True
+        self.kind, self.length, self.width = kind, length, width
+        self.table = layers.Embedding(length, width) if kind == "learned" else None
+
+    def call(self, x):
+        count = x.shape[1]
+        if self.table is not None:
+            return x + self.table(ops.arange(count))
+        angles = ops.cast(ops.arange(count), "float32")[:, None] / 100 ** (np.arange(self.width) / self.width)
+        return x + ops.cast(ops.where(np.arange(self.width) % 2, ops.cos(angles), ops.sin(angles)), x.dtype)
+
+
+def gpt(kind="heads", positions="learned", norm="layer", ending="scores", blocks=2, length=LENGTH, mask_zero=False):
+    """Return a small GPT."""
+    tokens = dp.Input((length,), dtype="int32")
+    table = layers.ReversibleEmbedding(TOKENS, WIDTH, mask_zero=mask_zero)
+    x = Positions(positions, 16 if length is None else length, WIDTH)(table(tokens))
+    for _ in range(blocks):
+        normalized = (layers.LayerNormalization if norm == "layer" else layers.RMSNormalization)()(x)
+        x = layers.Add()([x, layers.Dropout(0.3)(attention(kind, normalized))])
+        x = layers.Add()([x, layers.Dense(WIDTH, "gelu")(layers.LayerNormalization()(x))])
+    if ending == "tied":
+        return dp.Model(tokens, table(x, reverse=True))
+    return dp.Model(tokens, layers.Dense(TOKENS, "softmax" if ending == "probabilities" else None)(x))
+
+
+def scores_of(model, ids, length, ending="scores"):
+    """Return the scores after ids, from the whole window."""
+    window = np.zeros((1, length or len(ids)), np.int32)
+    window[0, : len(ids)] = ids
+    outputs = np.asarray(model.predict(window, verbose=0)).astype(np.float64)
+    last = outputs[0, len(ids) - 1] if outputs.ndim == 3 else outputs[0]
+    return np.log(last) if ending == "probabilities" else last
+
+
+def drawn(scores, uniform, temperature, top_k, top_p):
+    """Return a token as `generate` documents it, by sorting."""
+    if not temperature:
+        return int(scores.argmax())
+    powers = np.exp((scores - scores.max()) / temperature)
+    if top_k is not None:
+        powers = np.where(powers >= np.sort(powers)[::-1][min(top_k, len(powers)) - 1], powers, 0)
+    if top_p is not None and top_p < 1:
+        order = np.sort(powers)[::-1]
+        least = order[np.searchsorted(np.cumsum(order), top_p * powers.sum())]
+        powers = np.where(powers >= least, powers, 0)
+    total = np.cumsum(powers)
+    return int(np.argmax(total > uniform * total[-1]))
+
+
+def recomputed(model, prompts, count, length, temperature=0.0, top_k=None, top_p=None, stop=(), seed=0, ending=""):
+    texts = []
+    for row, prompt in enumerate(prompts):
+        text = list(prompt)
+        uniform = stream(seed, Purpose.GENERATION, row).random(256, np.float32)
+        for _ in range(count):
+            scores = scores_of(model, text, length, ending)
+            text.append(drawn(scores, uniform[len(text)], temperature, top_k, top_p))
+            if text[-1] in stop:
+                break
+        texts.append(text)
+    return texts
+
+
+def lists(texts):
+    assert all(text.dtype == np.int32 for text in texts)
+    return [text.tolist() for text in texts]
+
+
+PROMPTS = [[3, 1, 4], [1], [5, 9, 2, 6, 5]]
+KINDS = ["heads", "grouped", "composed", "window", "gated", "masked", "dot product"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_most_probable_tokens_are_those_of_the_window_computed_anew(kind):
+    model = weighted(gpt(kind))
+    model.compile(jit_compile=False)
+    assert lists(model.generate(PROMPTS, 7, temperature=0)) == recomputed(model, PROMPTS, 7, LENGTH)
+
+
+OPTIONS = {
+    "kind": KINDS,
+    "positions": ["learned", "sinusoidal"],
+    "norm": ["layer", "root"],
+    "ending": ["scores", "probabilities", "tied"],
+    "dtype": ["float32", "float64", "bfloat16"],
+}
+CHOICES = np.random.default_rng(1)
+CASES = [{name: str(CHOICES.choice(values)) for name, values in OPTIONS.items()} for _ in range(12)]
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_random_models_and_ways_to_draw(number):
+    rng, case = np.random.default_rng(number), dict(CASES[number])
+    dtype = case.pop("dtype")
+    model = weighted(gpt(**case), scale=0.7)
+    model.compile(dtype=dtype, jit_compile=False)
+    prompts = [rng.integers(0, TOKENS, rng.integers(1, 6)).tolist() for _ in range(3)]
+    options = {
+        "temperature": [0, 0.7, 1.0, 2.0][rng.integers(4)],
+        "top_k": [None, 1, 3, 100][rng.integers(4)],
+        "top_p": [None, 0.3, 0.9, 1.0][rng.integers(4)],
+        "stop": [(), (4,), (2, 7)][rng.integers(3)],
+        "seed": int(rng.integers(9)),
+    }
+    expected = recomputed(model, prompts, 6, LENGTH, ending=case["ending"], **options)
+    assert lists(model.generate(prompts, 6, **options)) == expected
+
+
+def test_compiled_code_draws_the_same():
+    model = weighted(gpt("grouped", ending="tied"))
+    model.compile()
+    for options in ({"temperature": 0}, {"top_k": 4, "top_p": 0.8, "seed": 5, "stop": (2,)}):
+        expected = recomputed(model, PROMPTS, 7, LENGTH, **({"temperature": 1.0} | options))
+        assert lists(model.generate(PROMPTS, 7, **options)) == expected
+    assert lists(model.generate([[7, 7], [8]], 9, temperature=0)) == recomputed(model, [[7, 7], [8]], 9, LENGTH)
+
+
+def recurrent(kind, length=None, stacks=True):
+    tokens = dp.Input((length,), dtype="int32")
+    x = layers.Embedding(TOKENS, WIDTH, mask_zero=kind == "masked")(tokens)
+    if kind == "stacked":
+        x = layers.RNN(layers.StackedRNNCells([layers.LSTMCell(6), layers.GRUCell(5)]), return_sequences=True)(x)
+    cell = {"lstm": layers.LSTM, "simple": layers.SimpleRNN}.get(kind, layers.GRU)
+    x = cell(7, return_sequences=stacks)(x)
+    return dp.Model(tokens, layers.Dense(TOKENS)(x))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "simple", "stacked", "masked"])
+@pytest.mark.parametrize("stacks", [True, False], ids=["sequences", "last"])
+def test_recurrent_layers_keep_their_states(kind, stacks):
+    model = weighted(recurrent(kind, stacks=stacks))
+    model.compile(jit_compile=False)
+    long = [list(range(1, 13)) * 4, [2, 3]]
+    assert lists(model.generate(long, 5, temperature=0)) == recomputed(model, long, 5, None)
+    assert lists(model.generate(PROMPTS, 9, top_p=0.8, seed=4)) == recomputed(
+        model, PROMPTS, 9, None, temperature=1.0, top_p=0.8, seed=4
+    )
+
+
+class Subclassed(dp.Model):
+    """A GPT as people write it: with rotary positions, a mask of its own, and recurrence beside attention."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(TOKENS, WIDTH)
+        self.norm, self.mixed = layers.LayerNormalization(), layers.Dense(3 * WIDTH)
+        self.recurrent = layers.GRU(WIDTH, return_sequences=True)
+
+    def turned(self, x):
+        angles = np.arange(x.shape[1])[:, None] / 10 ** (np.arange(WIDTH // 2) / 4)
+        cos, sin = (ops.cast(f(angles), x.dtype) for f in (np.cos, np.sin))
+        a, b = x[..., : WIDTH // 2], x[..., WIDTH // 2 :]
+        return ops.concatenate([a * cos - b * sin, a * sin + b * cos], -1)
+
+    def call(self, ids):
+        x = self.table(ids)
+        q, k, v = ops.split(self.mixed(self.norm(x)), 3, axis=-1)
+        scores = self.turned(q) @ ops.transpose(self.turned(k), (0, 2, 1)) / WIDTH**0.5
+        scores = scores + (1 - np.tri(ids.shape[1], dtype=np.float32)) * -1e9
+        x = x + ops.softmax(scores) @ v
+        return (x + self.recurrent(x)) @ ops.transpose(self.table.embeddings)
+
+
+def test_a_subclassed_model_with_operations_of_its_own():
+    model = Subclassed()
+    model(np.zeros((1, 4), np.int32))
+    weighted(model)
+    model.compile(jit_compile=False)
+    prompts = [[3] * 40, [1, 2], list(range(13)) * 3]
+    assert lists(model.generate(prompts, 9, temperature=0)) == recomputed(model, prompts, 9, None)
+
+
+@pytest.mark.parametrize("length", [LENGTH, None])
+def test_padding_is_masked(length):
+    model = weighted(gpt(mask_zero=True, length=length, positions="sinusoidal"))
+    model.compile(jit_compile=False)
+    prompts = [[3, 0, 4], [1], [5, 9, 0, 6, 5]]
+    assert lists(model.generate(prompts, 6, temperature=0)) == recomputed(model, prompts, 6, length)
+
+
+class OfAnyLength(dp.Model):
+    def __init__(self):
+        super().__init__()
+        self.table, self.positions = layers.Embedding(TOKENS, WIDTH), layers.Embedding(16, WIDTH)
+        self.attention, self.scores = layers.MultiHeadAttention(2, 4), layers.Dense(TOKENS)
+
+    def call(self, ids):
+        x = self.table(ids) + self.positions(ops.arange(ids.shape[1]))
+        return self.scores(x + self.attention(x, x, use_causal_mask=True))
+
+
+def test_a_model_of_any_length_is_limited_by_its_table_of_positions():
+    model = OfAnyLength()
+    model(np.zeros((1, 4), np.int32))
+    weighted(model)
+    model.compile(jit_compile=False)
+    prompts = [[1, 2, 3], [4] * 6]
+    assert lists(model.generate(prompts, 10, temperature=0)) == recomputed(model, prompts, 10, None)
+    message = "a prompt of 6 tokens and max_new_tokens=11 are 17 positions, but not all have a vector"
+    with pytest.raises(ConfigError, match=message):
+        model.generate(prompts, 11)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"temperature": float("nan")}, "temperature=nan; expected a number of at least 0"),
+        ({"temperature": -1}, "temperature=-1; expected"),
+        ({"temperature": "hot"}, "temperature='hot'; expected"),
+        ({"top_p": 0}, "top_p=0; expected a number above 0 and up to 1, or None"),
+        ({"top_p": 2}, "top_p=2; expected"),
+        ({"top_p": float("nan")}, "top_p=nan; expected"),
+        ({"top_k": 0}, "top_k=0; expected an integer of at least 1"),
+        ({"top_k": 1.5}, "top_k=1.5; expected"),
+        ({"stop": 13}, "stop=13 is no token of the model, which knows 0 to 12"),
+        ({"stop": [1, -1]}, "stop=-1 is no token"),
+        ({"stop": "end"}, "stop='end': 'end' is no token; expected ids, integers"),
+        ({"max_new_tokens": 10}, "a prompt of 3 tokens and max_new_tokens=10 are 13 positions, but the model sees 12"),
+        ({"max_new_tokens": -1}, "max_new_tokens=-1; expected an integer of at least 0"),
+        ({"max_new_tokens": 2.0}, "max_new_tokens=2.0; expected"),
+        ({"seed": -1}, "seed"),
+        ({"batch_size": 0}, "batch_size"),
+    ],
+)
+def test_options_out_of_range_get_a_line(options, message):
+    model = gpt(blocks=1)
+    with pytest.raises(ConfigError, match=re.escape(message)) as caught:
+        model.generate([3, 1, 4], **({"max_new_tokens": 2} | options))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "message"),
+    [
+        ([], "the prompt is empty; expected at least one token"),
+        ([[1], []], "prompt 1 is empty"),
+        (np.zeros((0, 3), int), "the prompt is empty"),
+        ([1, 13], "the prompt has token 13; the model knows 0 to 12"),
+        ([[1], [2, -1]], "prompt 1 has token -1"),
+        ([[2**40]], "the prompt has token 1099511627776"),
+        ([0.5, 1.0], "has shape (2,) and type float64; expected a vector of integers"),
+        ([[[1]]], "expected a vector of integers"),
+        ("Once", "prompt='Once' is text; expected ids of tokens"),
+        (["Once", "upon"], "is text; expected ids"),
+        (3, "prompt=3; expected ids of tokens, or a list of such prompts"),
+        (None, "prompt=None; expected"),
+    ],
+)
+def test_prompts_that_are_none_get_a_line(prompt, message):
+    model = gpt(blocks=1)
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        model.generate(prompt, 2)
+    assert "\n" not in str(caught.value)
+
+
+def other(kind):
+    """Return a model in which a layer mixes positions otherwise."""
+    tokens = dp.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(TOKENS, WIDTH)(tokens)
+    if kind == "sees":
+        x = layers.MultiHeadAttention(2, 4, name="guilty")(x, x)
+    elif kind == "sees, composed":
+        x = layers.MultiHeadAttention(2, 4, dropout=0.1, name="guilty")(x, x)
+    elif kind == "masked too little":
+        mask = np.tri(LENGTH, k=1, dtype=bool)[None]
+        x = layers.MultiHeadAttention(2, 4, name="guilty")(x, x, attention_mask=mask)
+    elif kind == "both ways":
+        x = layers.Bidirectional(layers.GRU(4, return_sequences=True), name="guilty")(x)
+    elif kind == "backwards":
+        x = layers.GRU(4, return_sequences=True, go_backwards=True, name="guilty")(x)
+    elif kind == "mean":
+        x = x + layers.GlobalAveragePooling1D(keepdims=True, name="guilty")(x)
+    elif kind == "normalized":
+        x = layers.LayerNormalization(axis=1, name="guilty")(x)
+    elif kind == "dense":
+        x = layers.Permute((2, 1))(layers.Dense(LENGTH, name="guilty")(layers.Permute((2, 1))(x)))
+    elif kind == "windows":
+        x = layers.Conv1D(WIDTH, 3, padding="same", name="guilty")(x)
+    elif kind == "flat":
+        return dp.Model(tokens, layers.Dense(TOKENS)(layers.Flatten(name="guilty")(x)))
+    elif kind == "reversed":
+        x = x + layers.Lambda(lambda x: ops.flip(x, 1), name="guilty")(x)
+    return dp.Model(tokens, layers.Dense(TOKENS)(x))
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *("sees", "sees, composed", "masked too little", "both ways", "backwards", "mean", "normalized", "dense"),
+        *("windows", "flat", "reversed"),
+    ],
+)
+def test_layers_that_mix_positions_otherwise_are_named(kind):
+    with pytest.raises(ConfigError, match=r"generate: layer '(guilty|\w*gru|softmax|dense)' .*use_causal_mask=True") as caught:
+        other(kind).generate([1, 2], 3)
+    assert "\n" not in str(caught.value)
+
+
+def test_models_that_do_not_score_tokens_get_a_line():
+    tokens = dp.Input((LENGTH,), dtype="int32")
+    x = layers.Embedding(TOKENS, WIDTH)(tokens)
+    with pytest.raises(ConfigError, match=r"the model returns list; expected one tensor of scores"):
+        dp.Model(tokens, [x, x]).generate([1], 2)
+    pictures = dp.Input((4, 4, 3))
+    with pytest.raises(ConfigError, match=r"expected one input of tokens, \(rows, length\)"):
+        dp.Model(pictures, layers.Dense(3)(pictures)).generate([1], 2)
