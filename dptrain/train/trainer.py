@@ -156,17 +156,17 @@ class Trainer:
             hooks.on_train_end(logs)
 
     @contextmanager
-    def _opened(self, data: Mapping[str, Batches]) -> Iterator[None]:
-        """Open the data, with memory left for the model's state and its steps."""
+    def _opened(self, data: Mapping[str, Batches], step: Step | None = None) -> Iterator[None]:
+        """Open the data, with memory left for the model's state and its steps; `step` is that of a prediction."""
         self.programs.settle(
-            (self.model._make_step(name), batches.spec, batches.first)
+            (step or self.model._make_step(name), batches.spec, batches.first)
             for name, batches in data.items()
             if batches.first
         )
         reserved = 0
         if self._data_bytes is None and self.backend.room_for_data() is not None:
             self.programs.adopt(self.model, trains="train" in data)
-            steps = [(self.model._make_step(name), batches) for name, batches in data.items() if batches.first]
+            steps = [(step or self.model._make_step(name), batches) for name, batches in data.items() if batches.first]
             needs = [(step, batches.spec, batches.first, batches.alone) for step, batches in steps]
             reserved = sum(self.programs.arena_bytes(*need[:3], alone=need[3]) for need in needs)
         with ExitStack() as stack:
@@ -197,7 +197,7 @@ class Trainer:
         outputs: list[tuple[Shard, dict[str, npt.NDArray[Any]]]] = []
         hooks.on_predict_begin()
         batches.use_pool(self._kept_feeds)
-        with self._opened({"predict": batches}), ExitStack() as stack:
+        with self._opened({"predict": batches}, step), ExitStack() as stack:
             for number, (shard,) in enumerate(batches.epoch(0)):
                 hooks.on_predict_batch_begin(number)
                 step = self._current(step)

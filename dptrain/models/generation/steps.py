@@ -46,7 +46,7 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
     tokens, lengths, ends = (inputs[name] for name in ("tokens", "lengths", "ends"))
     decoder = decoder_of(model, tokens)
     length, places = decoder.length, np.arange(decoder.length, dtype=np.int32)
-    first = min(lengths) - 1
+    first = minimum(min(lengths), length) - 1  # a rank without rows has no least length
     position, state = _prefilled(decoder, tokens, first)
 
     def goes_on(position: Tensor, tokens: Tensor, ends: Tensor, *state: Tensor) -> Tensor:
