@@ -66,18 +66,25 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _prefilled(decoder: Decoder, tokens: Tensor, first: Tensor) -> tuple[Tensor, State]:
-    """Compute positions that all prompts have, in whole blocks before the `first` one whose logits are needed."""
-    block, state = builtins.min(BLOCK, decoder.length), decoder.start()
+    """Compute positions that all prompts have, in blocks before the `first` one whose logits are needed.
+
+    Caches may be written too far, as later steps write there before they read. Loops may not go too far: where there
+    are any, the last block is whole, and single steps follow it.
+    """
+    state = decoder.start()
+    block = builtins.min(BLOCK, decoder.length)
+    whole = block - 1 if state.carries else 0
 
     def goes_on(position: Tensor, *state: Tensor) -> Tensor:
-        return less(position + (block - 1), first)
+        return less(position + whole, first)
 
     def step(position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        _, following = decoder.step(_part(tokens, position, block), position, _unpacked(decoder, tensors))
+        begin = minimum(position, decoder.length - block)
+        _, following = decoder.step(_part(tokens, begin, block), begin, _unpacked(decoder, tensors))
         return (position + block, *following.caches, *following.carries)
 
     position, *tensors = while_loop(goes_on, step, (first * 0, *state.caches, *state.carries))
-    return position, _unpacked(decoder, tensors)
+    return position if state.carries else first, _unpacked(decoder, tensors)
 
 
 def _unpacked(decoder: Decoder, tensors: Any) -> State:

@@ -350,3 +350,47 @@ def test_models_that_do_not_score_tokens_get_a_line():
     pictures = dp.Input((4, 4, 3))
     with pytest.raises(ConfigError, match=r"expected one input of tokens, \(rows, length\)"):
         dp.Model(pictures, layers.Dense(3)(pictures)).generate([1], 2)
+
+
+def test_prompts_of_several_blocks():
+    model = weighted(gpt("grouped", length=75, blocks=1))
+    model.compile(jit_compile=False)
+    prompts = [[number % 7 for number in range(70)], [5] * 67, [1, 2] * 33]
+    assert lists(model.generate(prompts, 5, temperature=0)) == recomputed(model, prompts, 5, 75)
+    assert lists(model.generate(prompts[2:], 9, temperature=0)) == recomputed(model, prompts[2:], 9, 75)
+
+
+def test_a_text_goes_on_as_it_would_have():
+    model = weighted(gpt(blocks=1))
+    model.compile(jit_compile=False)
+    whole = model.generate([1, 2], 8, seed=7)
+    part = model.generate(np.array([1, 2]), 3, seed=7)
+    assert whole.shape == (10,)
+    np.testing.assert_array_equal(model.generate(part, 5, seed=7), whole)
+    np.testing.assert_array_equal(model.generate([1, 2], 0), [1, 2])
+
+
+def test_batches_do_not_matter_and_calls_without_a_seed_differ():
+    texts = []
+    for _ in range(2):
+        dp.utils.set_random_seed(3)
+        model = weighted(gpt(blocks=1))
+        model.compile(jit_compile=False)
+        prompts = [[1, 2]] * 6
+        expected = lists(model.generate(prompts, 8, seed=7))
+        assert lists(model.generate(prompts, 8, seed=7, batch_size=4)) == expected
+        assert len(set(map(tuple, expected))) > 1
+        texts.append([model.generate([1, 2], 8).tolist() for _ in range(3)])
+        assert len(set(map(tuple, texts[-1]))) == 3
+    assert texts[0] == texts[1]
+
+
+def test_the_weights_of_now_write():
+    model = weighted(gpt(blocks=1))
+    model.compile("sgd", dp.losses.SparseCategoricalCrossentropy(from_logits=True), run_eagerly=True)
+    before = model.generate(PROMPTS, 5, temperature=0)
+    weighted(model, seed=9)
+    assert lists(model.generate(PROMPTS, 5, temperature=0)) == recomputed(model, PROMPTS, 5, LENGTH)
+    assert lists(before) != recomputed(model, PROMPTS, 5, LENGTH)
+    model.fit(np.ones((4, LENGTH), int), np.ones((4, LENGTH), int), verbose=0)
+    assert lists(model.generate(PROMPTS, 5, temperature=0)) == recomputed(model, PROMPTS, 5, LENGTH)
