@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 import dptrain as keras
-from dptrain import layers, ops
+from dptrain import layers
 
 RHYMES = """\
 Twinkle, twinkle, little star, how I wonder what you are! Up above the world so high, like a diamond in the sky.
@@ -54,18 +54,6 @@ def make_gpt(length, vocabulary, blocks, heads, width, dropout):
     return keras.Model(inputs, layers.Dense(vocabulary)(layers.LayerNormalization()(x)))
 
 
-def write(model, ids, count, length, rng):
-    """Return ids and so many more: each is drawn by the model's scores after those before it."""
-    for _ in range(count):
-        seen = np.zeros((1, length), np.int32)
-        tail = ids[-length:]
-        seen[0, : len(tail)] = tail  # later positions have no effect: attention is causal
-        scores = ops.convert_to_numpy(model.predict(seen, verbose=0))[0, len(tail) - 1].astype(np.float64)
-        powers = np.exp((scores - scores.max()) / 0.5)
-        ids = [*ids, int(np.searchsorted(np.cumsum(powers) / powers.sum(), rng.random()))]
-    return ids
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--text", metavar="FILE", help="what it reads")
@@ -76,7 +64,7 @@ def main():
     parser.add_argument("--dropout", type=float, default=0.1, metavar="RATE")
     parser.add_argument("--epochs", type=int, default=20, metavar="N")
     parser.add_argument("--batch-size", type=int, default=32, metavar="N")
-    parser.add_argument("--count", type=int, default=120, metavar="N", help="characters that it writes (default: 120)")
+    parser.add_argument("--count", type=int, default=60, metavar="N", help="characters that it writes (default: 60)")
     parser.add_argument("--dtype", default="float32")
     given = parser.parse_args()
     text = Path(given.text).read_text(encoding="utf-8") if given.text else RHYMES
@@ -89,7 +77,7 @@ def main():
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile(keras.optimizers.AdamW(3e-3), loss, dtype=given.dtype)
     history = model.fit(x, y, batch_size=given.batch_size, epochs=given.epochs, verbose=0).history
-    written = write(model, list(ids[:1]), given.count, given.length, np.random.default_rng(1))
+    written = model.generate(ids[:1], given.count, temperature=0.5, seed=1)
     if keras.rank() == 0:
         for epoch, value in enumerate(history["loss"], 1):
             print(f"epoch {epoch}: loss {value:.6f}")

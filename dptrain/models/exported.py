@@ -2,6 +2,7 @@
 
 import threading
 from collections import OrderedDict
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from dptrain.backend.base import Buffer, Executable
 from dptrain.batches.sampling import EVALUATION_ROWS
 from dptrain.comm.solo import SoloCommunicator
 from dptrain.errors import ConfigError, DataError
+from dptrain.models.generation.exporting import exported_of
+from dptrain.models.generation.requests import Request, Sampling, prompts_of, stops_of
 from dptrain.program import tree
 from dptrain.program.program import Program
 from dptrain.program.turns import MAKING
@@ -101,6 +104,29 @@ class ExportedProgram:
         ]
         joined = {name: np.concatenate([batch[name] for batch in outputs]) for name in outputs[0]}
         return tree.map_leaves(lambda path, name: joined[name], self._stored.description["outputs"])
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        stop: int | Sequence[int] | None = None,
+        seed: int = 0,
+    ) -> Any:
+        """Return prompts with the tokens that follow, as `Model.generate` does, of a file of format "generation".
+
+        Raises:
+            ConfigError, DataError: see `Model.generate`; or the file's program predicts.
+        """
+        exported = exported_of(self._stored.description, self._stored.where)
+        prompts, is_single = prompts_of(prompt)
+        request = Request(prompts, max_new_tokens, Sampling(temperature, top_k, top_p, stops_of(stop), seed))
+        request.length(exported.length)
+        request.check_vocabulary(exported.tokens)
+        texts = request.texts(self(request.arrays(exported.length, self._expected["uniform"][1], exported)))
+        return texts[0] if is_single else texts
 
     def _run(self, arrays: dict[str, Array]) -> dict[str, Array]:
         rows = len(next(iter(arrays.values())))

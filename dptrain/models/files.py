@@ -4,6 +4,7 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -124,16 +125,24 @@ class Files(BaseModel):
                 warnings.warn(printable(line), stacklevel=2)
 
     def export(
-        self, filepath: str | Path, format: str = "program", verbose: Any = None, *, overwrite: bool = True
+        self,
+        filepath: str | Path,
+        format: str = "program",
+        verbose: Any = None,
+        *,
+        overwrite: bool = True,
+        length: int | None = None,
     ) -> None:
-        """Write the program of `predict` to a file that needs none of the model's Python. Collective; rank 0 writes.
+        """Write a program to a file that needs none of the model's Python. Collective; rank 0 writes.
 
         Args:
             filepath: any name.
-            format: "program", which `dptrain.saving.load_program` turns into a function, see `dptrain.saving.program`;
-                or "onnx", for ONNX Runtime and others, see `dptrain.saving.onnx_file`.
+            format: "program", that of `predict`, which `dptrain.saving.load_program` turns into a function, see
+                `dptrain.saving.program`; "generation", that of `generate`, likewise; or "onnx", that of `predict` for
+                ONNX Runtime and others, see `dptrain.saving.onnx_file`.
             verbose: whether rank 0 prints where the file is; by default not.
             overwrite: whether an existing file may be replaced.
+            length: of the sequences that a generation writes, with their prompts; needed for models of any length.
 
         Raises:
             ConfigError: the input shape is unknown, the model uses a user's ops or ops that ONNX lacks, or the format
@@ -141,7 +150,14 @@ class Files(BaseModel):
             OutputError: see `save`.
             AgreedError: either of these, on all ranks, under mpirun.
         """
-        encode = lookup("format", format, {"program": encode_program, "onnx": _encode_onnx})
+        formats = {
+            "program": encode_program,
+            "generation": partial(_encode_generation, length=length),
+            "onnx": _encode_onnx,
+        }
+        encode = lookup("format", format, formats)
+        if length is not None and format != "generation":
+            raise ConfigError(f'export: length={length!r} is for format="generation"; found format={format!r}')
         self._write_file(Path(filepath), lambda: encode(self), overwrite)
         if verbose and comms.current().rank == 0:
             say(f"Saved artifact at '{filepath}'.")
@@ -250,6 +266,12 @@ class Files(BaseModel):
             raise ConfigError(f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), first")
         if any(layer._name is None for layer in self._flatten_layers()):  # it was called, but not in a step
             self._adopt(self._model_seed)
+
+
+def _encode_generation(model: Any, length: int | None) -> bytes:
+    from dptrain.models.generation.exporting import encode_generation  # above this module
+
+    return encode_generation(model, length)
 
 
 def _encode_onnx(model: Any) -> bytes:

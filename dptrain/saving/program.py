@@ -9,6 +9,8 @@ constants "constants/0", "constants/1", ... The JSON has
                       {"op": name, "inputs": [numbers of values], "attributes": {...}}
     results           numbers of the values that are the outputs, by name
     updates           numbers of the new values of variables, by path
+    generation        {"length", "tokens", "stops"} of a program that generates: of its sequences, how many tokens it
+                      knows, and of how many it can end a text
 Values are numbered in order: a node has one, a loop one for each result of its body. A loop is an op "scan" with
     body              {"carries": count, "slices": count, "nodes": [...], "results": [numbers: next carries, stacked]}
 whose values are numbered anew, from its carries, slices and captures on: the loop's inputs.
@@ -83,13 +85,14 @@ def attribute_from(value: Any, rows: int | None = None) -> Any:
 
 def encode(model: Any) -> bytes:
     """Return the program of a model's `predict_step`."""
-    description, arrays = _described(prediction(model))
-    symbols = model._input_symbols
-    description |= {
-        "dtype": model.dtype_policy.name,
-        "inputs": tree.map_leaves(lambda path, _: path or "input", symbols),
-    }
-    return pack(arrays, description | {"outputs": model._prediction}, _KIND)
+    inputs = tree.map_leaves(lambda path, _: path or "input", model._input_symbols)
+    return packed(prediction(model), model.dtype_policy.name, inputs, model._prediction)
+
+
+def packed(program: Program, dtype: str, inputs: Any, outputs: Any, **facts: Any) -> bytes:
+    """Return a program as the content of a file, with names of inputs and outputs, nested, and other facts."""
+    description, arrays = _described(program)
+    return pack(arrays, description | {"dtype": dtype, "inputs": inputs, "outputs": outputs} | facts, _KIND)
 
 
 def prediction(model: Any, length: int | None = None) -> Program:

@@ -85,8 +85,8 @@ class Generating(Fitting):
         def prepare() -> tuple[Samples, Step]:
             check_counts(batch_size=batch_size)
             length = self._length_for(request)
-            dtype = "float64" if self._data_dtype == "float64" else "float32"
-            return Samples(request.arrays(length, dtype), dtype=dtype), self._generation_step(length)
+            dtype = self._drawing_dtype
+            return Samples(request.arrays(length, dtype), dtype=dtype), self._generation_step()
 
         same = self._same_call("generate", lambda prepared: prepared[0].facts, arguments=[batch_size])
         samples, step = self._agreed(comm, "generate", prepare, same)
@@ -94,7 +94,12 @@ class Generating(Fitting):
         batches = evaluation_batches(samples, comm, batch_size=batch_size, together=sharded)
         with self._collective(comm):
             outputs = trainer.predict(batches, hooks, step)
-        return [row[:end].copy() for row, end in zip(outputs["tokens"], outputs["ends"], strict=True)]
+        return request.texts(outputs)
+
+    @property
+    def _drawing_dtype(self) -> str:
+        """In which tokens are drawn."""
+        return "float64" if self._data_dtype == "float64" else "float32"
 
     @property
     def _context(self) -> int | None:
@@ -133,7 +138,7 @@ class Generating(Fitting):
             self._vocabularies = {**others, key: classes}
         return self._vocabularies[key]
 
-    def _generation_step(self, length: int) -> Step:
+    def _generation_step(self) -> Step:
         step = self._make_step("predict")
         trace, reads = self._traces.of("generate")
         function = noted(self._in_step(lambda data: generated(self, data[0])), reads)

@@ -1,9 +1,9 @@
 """What a user asks of a generation: checked, as the arrays of its program, and back."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -124,26 +124,47 @@ class Request:
         if wrong := [token for token in self.sampling.stop if not 0 <= token < classes]:
             raise ConfigError(f"generate: stop={wrong[0]} is no token of the model, which knows 0 to {classes - 1}")
 
-    def arrays(self, length: int, dtype: str) -> dict[str, Array]:
-        """Return the inputs of the program, see `steps.generated`; `dtype` of what tokens are drawn with."""
+    def arrays(self, length: int, dtype: str, exported: "Exported | None" = None) -> dict[str, Array]:
+        """Return the inputs of the program, see `steps.generated`; `dtype` of what tokens are drawn with.
+
+        An exported program has all inputs, and so many stops.
+        """
         sampling, rows = self.sampling, len(self.prompts)
+        top_k, top_p, most = sampling.top_k, sampling.top_p, max(len(sampling.stop), 1)
+        if exported is not None:
+            if len(sampling.stop) > exported.stops:
+                raise ConfigError(f"generate: stop={short(sampling.stop)}; an exported program takes {exported.stops}")
+            top_k, top_p, most = top_k or exported.tokens, top_p or 1.0, exported.stops
         tokens = np.zeros((rows, length), np.int32)
         for row, prompt in zip(tokens, self.prompts, strict=True):
             row[: len(prompt)] = prompt
         lengths = np.array([len(prompt) for prompt in self.prompts], np.int32)
-        stops = np.full((rows, max(len(sampling.stop), 1)), -1, np.int32)
+        stops = np.full((rows, most), -1, np.int32)
         stops[:, : len(sampling.stop)] = sampling.stop
         arrays = {"tokens": tokens, "lengths": lengths, "ends": lengths + np.int32(self.max_new_tokens), "stops": stops}
-        if not sampling.draws:
+        if not sampling.draws and exported is None:
             return arrays
         draws = [stream(sampling.seed, Purpose.GENERATION, row).random(length, np.float32) for row in range(rows)]
         arrays["uniform"] = np.asarray(draws, dtype)
         arrays["temperature"] = np.full(rows, sampling.temperature, dtype)
-        if sampling.top_k is not None:
-            arrays["top_k"] = np.full(rows, min(sampling.top_k, np.iinfo(np.int32).max), np.int32)
-        if sampling.top_p is not None:
-            arrays["top_p"] = np.full(rows, sampling.top_p, dtype)
+        if top_k is not None:
+            arrays["top_k"] = np.full(rows, min(top_k, np.iinfo(np.int32).max), np.int32)
+        if top_p is not None:
+            arrays["top_p"] = np.full(rows, top_p, dtype)
         return arrays
+
+    @staticmethod
+    def texts(outputs: Mapping[str, Array]) -> list[Array]:
+        """Return each row's text from the program's outputs."""
+        return [row[:end].copy() for row, end in zip(outputs["tokens"], outputs["ends"], strict=True)]
+
+
+class Exported(NamedTuple):
+    """What a file says of its program: the length of sequences, and how many tokens it knows, and takes as stops."""
+
+    length: int
+    tokens: int
+    stops: int = 8
 
 
 def _is_number(value: Any) -> bool:

@@ -7,8 +7,9 @@ from typing import Any
 import numpy as np
 
 from dptrain.errors import ConfigError
+from dptrain.ops.branches import cond
 from dptrain.ops.decoding import Decoder, State, most_probable, sampled
-from dptrain.ops.elementwise import equal, less, logical_and, minimum, where
+from dptrain.ops.elementwise import equal, greater, less, logical_and, minimum, where
 from dptrain.ops.indexing import take_at_axis
 from dptrain.ops.loops import while_loop
 from dptrain.ops.manipulation import expand_dims
@@ -100,8 +101,12 @@ def _chosen(logits: Tensor, inputs: Inputs, position: Tensor) -> Tensor:
     """Return each row's token for a position."""
     if "uniform" not in inputs:
         return most_probable(logits)
-    uniform = take_at_axis(inputs["uniform"], position, 1)
-    return sampled(logits, uniform, inputs["temperature"], inputs.get("top_k"), inputs.get("top_p"))
+    uniform, temperature = take_at_axis(inputs["uniform"], position, 1), inputs["temperature"]
+    return cond(
+        greater(max(temperature), 0),
+        lambda: sampled(logits, uniform, temperature, inputs.get("top_k"), inputs.get("top_p")),
+        lambda: most_probable(logits),
+    )
 
 
 def _is_any(token: Tensor, stops: Tensor) -> Tensor:

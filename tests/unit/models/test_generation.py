@@ -394,3 +394,37 @@ def test_the_weights_of_now_write():
     assert lists(before) != recomputed(model, PROMPTS, 5, LENGTH)
     model.fit(np.ones((4, LENGTH), int), np.ones((4, LENGTH), int), verbose=0)
     assert lists(model.generate(PROMPTS, 5, temperature=0)) == recomputed(model, PROMPTS, 5, LENGTH)
+
+
+@pytest.mark.parametrize("kind", ["gpt", "gru", "bfloat16"])
+def test_an_exported_program_generates_the_same(tmp_path, kind):
+    model = weighted(recurrent("gru") if kind == "gru" else gpt("grouped", ending="tied"))
+    model.compile(**({"dtype": "bfloat16"} if kind == "bfloat16" else {}))
+    length = 20 if kind == "gru" else None
+    model.export(tmp_path / "it.program", "generation", length=length)
+    program = dp.saving.load_program(tmp_path / "it.program")
+    for options in ({"temperature": 0}, {"seed": 3}, {"top_k": 4, "top_p": 0.8, "seed": 5, "stop": (2,)}):
+        assert lists(program.generate(PROMPTS, 6, **options)) == lists(model.generate(PROMPTS, 6, **options))
+    np.testing.assert_array_equal(program.generate([1], 3, seed=2), model.generate([1], 3, seed=2))
+    with pytest.raises(ConfigError, match=f"the model sees {length or LENGTH} positions"):
+        program.generate([1], 40)
+    with pytest.raises(DataError, match="the prompt has token 99; the model knows 0 to 12"):
+        program.generate([99], 1)
+    with pytest.raises(ConfigError, match="an exported program takes 8"):
+        program.generate([1], 1, stop=range(9))
+
+
+def test_what_is_exported_otherwise_does_not_generate(tmp_path):
+    model = gpt(blocks=1)
+    model.export(tmp_path / "it.program")
+    with pytest.raises(ConfigError, match='its program predicts; export.* format="generation"'):
+        dp.saving.load_program(tmp_path / "it.program").generate([1], 2)
+    with pytest.raises(ConfigError, match='length=5 is for format="generation"'):
+        model.export(tmp_path / "it.program", length=5)
+    with pytest.raises(ConfigError, match="length=5, but the model sees 12 positions"):
+        model.export(tmp_path / "it.program", "generation", length=5)
+    for length in (1, True, "long"):
+        with pytest.raises(ConfigError, match=f"export: length={length!r}; expected an integer of at least 2"):
+            recurrent("gru").export(tmp_path / "it.program", "generation", length=length)
+    with pytest.raises(ConfigError, match="pass length="):
+        recurrent("gru").export(tmp_path / "it.program", "generation")
