@@ -43,6 +43,7 @@ from dptrain.registry.reads import Reads
 from dptrain.runtime.failure import phase
 from dptrain.runtime.garbage import uncollected
 from dptrain.runtime.signals import abandoned_after
+from dptrain.train.chunking import with_chunked_logits
 from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
 
@@ -174,6 +175,8 @@ class Programs:
         else:
             begun = time.perf_counter()
             program, names = self._trace(step, batch, batch_rows)
+            if self.sharding is None:
+                program = with_chunked_logits(program, self.comm.replicas)
             self.preparing_seconds += time.perf_counter() - begun
             self._assign_stages(program, batch_rows)
             sent: dict[str, Any] = {"bucket_bytes": self._bucket_bytes, "comm_dtype": self._comm_dtype}
