@@ -15,6 +15,7 @@ from dptrain.runtime.floatx import floatx
 from dptrain.runtime.image_format import FORMATS, checked_format
 from dptrain.runtime.storage.cache import cache_dir
 from dptrain.runtime.storage.files import open_regular
+from dptrain.runtime.types import is_floating
 from dptrain.saving.reading import parse_json, reading
 
 __all__ = ["decode_predictions", "preprocess_input"]
@@ -56,7 +57,7 @@ def preprocess_input(x: Any, data_format: str | None = None, mode: str = "caffe"
     images: Any = x.value if isinstance(x, Variable) else x
     if not isinstance(images, np.ndarray | Tensor):
         (images,) = as_tensors([images])
-    if images.dtype.kind not in "fV":
+    if not is_floating(images.dtype):
         images = images.astype(floatx()) if isinstance(images, np.ndarray) else ops.cast(images, floatx())
     channels = images.ndim - 3 if checked_format(data_format) == "channels_first" else images.ndim - 1
     if images.ndim < 3 or (mode != "tf" and images.shape[channels] != 3):

@@ -8,6 +8,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.types import is_floating
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,6 @@ class BatchSpec:
 
         def cast(path: str, name: str) -> Tensor:
             tensor = by_name[name]
-            return ops.cast(tensor, self.dtype) if tensor.dtype.kind in "fV" and tensor.dtype != self.dtype else tensor
+            return ops.cast(tensor, self.dtype) if is_floating(tensor.dtype) and tensor.dtype != self.dtype else tensor
 
         return tree.map_leaves(cast, self.data)

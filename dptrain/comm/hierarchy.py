@@ -19,9 +19,10 @@ from typing import Any, Protocol
 import numpy as np
 
 from dptrain.comm.node import SharedMemoryCollectives, reduced, rounds
-from dptrain.comm.node_sum import Array, is_half
+from dptrain.comm.node_sum import Array
 from dptrain.comm.parts import cut
 from dptrain.errors import MismatchError
+from dptrain.runtime.types import is_narrow
 
 # Bytes of a rank sent at a time, if /dev/shm has room: more than on one node, as each exchange costs more.
 PIECE = 1 << 22
@@ -122,7 +123,7 @@ class HierarchicalCollectives(SharedMemoryCollectives):
     def _of_node(self, summands: Sequence[Array], over: str, read: Sequence[slice]) -> Array:
         """Reduce over this node's ranks into the first summand's memory; half precision goes behind it, in float32."""
         total = summands[0]
-        if is_half(total.dtype) and over == "sum":
+        if is_narrow(total.dtype) and over == "sum":
             begin = -(-total.nbytes // _LINE) * _LINE
             total = self._shared[1 - self._half, 0, begin : begin + 4 * total.size].view(np.float32)
         self._barrier()
@@ -150,7 +151,7 @@ class HierarchicalCollectives(SharedMemoryCollectives):
 
     def _fitting(self, dtype: np.dtype[Any]) -> int:
         """Return how many numbers fit into a rank's memory, with room for a float32 sum of half precision."""
-        half = is_half(dtype)
+        half = is_narrow(dtype)
         return (self._piece - _LINE * half) // (dtype.itemsize + 4 * half)
 
     def _exchanged(self, column: NodePeers, more: Array) -> list[Array]:

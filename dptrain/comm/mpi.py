@@ -18,11 +18,12 @@ from dptrain.comm import hierarchy, node
 from dptrain.comm.base import Array, Communicator, Mail, PointToPoint, pack, unpack
 from dptrain.comm.cuda_aware import why_not
 from dptrain.comm.node import rounds
-from dptrain.comm.node_sum import is_half, tree_sum
+from dptrain.comm.node_sum import tree_sum
 from dptrain.errors import AgreedError, ConfigError, MismatchError
 from dptrain.runtime.exit_codes import replace_abort
 from dptrain.runtime.failure import abort_with_success
 from dptrain.runtime.launch.launcher import LaunchInfo
+from dptrain.runtime.types import is_narrow
 from dptrain.runtime.watch import watchdog
 from dptrain.runtime.watch.records import Collective, Record, numbers_of
 
@@ -110,7 +111,7 @@ class MpiCommunicator(Communicator):
                 return
             for start in range(0, flat.size, _MAX_COUNT):
                 piece = flat[start : start + _MAX_COUNT]
-                if is_half(flat.dtype):
+                if is_narrow(flat.dtype):
                     self._sum_halves(piece)
                 else:
                     self._world.Allreduce(MPI.IN_PLACE, piece, op=MPI.SUM)

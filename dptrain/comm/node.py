@@ -9,7 +9,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dptrain.comm.node_sum import Array, is_half, tree_sum
+from dptrain.comm.node_sum import Array, tree_sum
+from dptrain.runtime.types import is_narrow
 
 # Bytes of a rank that the others read at a time: the pieces of some ranks fit into shared caches.
 PIECE = 1 << 20
@@ -146,7 +147,7 @@ def reduced(summands: Sequence[Array], out: Array, over: str = "sum") -> None:
     """Reduce arrays into `out`: "sum" in the tree of `tree_sum`, or "max"."""
     if over == "max":
         np.maximum.reduce(summands, out=out)
-    elif len(summands) == 2 and out.dtype == summands[0].dtype and not is_half(out.dtype):
+    elif len(summands) == 2 and out.dtype == summands[0].dtype and not is_narrow(out.dtype):
         np.add(summands[0], summands[1], out=out)
     else:
         np.copyto(out, tree_sum(summands), casting="unsafe")

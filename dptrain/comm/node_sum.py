@@ -6,19 +6,16 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from dptrain.runtime.types import is_narrow
+
 Array = npt.NDArray[Any]
-
-
-def is_half(dtype: np.dtype[Any]) -> bool:
-    """Whether numbers are in half precision, float16 or bfloat16, and summed in float32."""
-    return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
 def tree_sum(summands: Iterable[Array]) -> Array:
     """Return the sum of arrays as a `TreeSum`; half precision is summed, and returned, in float32."""
     tree = TreeSum()
     for summand in summands:
-        tree.add([summand.astype(np.float32) if is_half(summand.dtype) else summand])
+        tree.add([summand.astype(np.float32) if is_narrow(summand.dtype) else summand])
     return tree.total()[0]
 
 

@@ -43,11 +43,11 @@ from dptrain.program.tensor import (
 )
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.program.turns import MAKING, TURNS, OfThread
-from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed
 from dptrain.registry.serialization import custom_object, function_to_dict, plain
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
+from dptrain.runtime.types import is_floating, is_narrow
 
 T = TypeVar("T")
 InitializerArgument = str | dict[str, Any] | initializers.InitializerLike
@@ -252,7 +252,7 @@ class Layer(Parts):
         weight = Weight(
             tuple(int(n) for n in lengths if n is not None),
             initializers.get(
-                ("glorot_uniform" if kind.kind in "fV" else "zeros") if initializer is None else initializer
+                ("glorot_uniform" if is_floating(kind) else "zeros") if initializer is None else initializer
             ),
             default_seed(),
             next_position(),
@@ -264,7 +264,7 @@ class Layer(Parts):
             constraints.get(constraint),
             "sum" if aggregation == "sum" else "none",
         )
-        weight.autocast, weight.declared_trainable = autocast and kind.kind in "fV", trainable
+        weight.autocast, weight.declared_trainable = autocast and is_floating(kind), trainable
         with self._in_scope():
             weight._scope_path = f"{self.path}/{weight.name}"
         if self._pruning is not None and self._pruning.takes(weight):
@@ -287,7 +287,7 @@ class Layer(Parts):
 
     def _floating(self, inputs: Tensor) -> Tensor:
         """Cast integers to the layer's type."""
-        return inputs if inputs.dtype.kind in "fV" else cast(inputs, self.compute_dtype)
+        return inputs if is_floating(inputs.dtype) else cast(inputs, self.compute_dtype)
 
     def add_loss(self, loss: Any) -> None:
         """Add a number, or several, to the loss of the current step; for use in `call`."""
@@ -506,14 +506,14 @@ class Layer(Parts):
             value = value.value
         elif not isinstance(value, Tensor) and hasattr(value, "__array__"):
             array = np.asarray(value)
-            value = constant(array, self._data_dtype if array.dtype.kind in "fV" and not self.autocast else None)
-        if self.autocast and isinstance(value, Tensor) and value.dtype.kind in "fV" and self._rounds(value):
+            value = constant(array, self._data_dtype if is_floating(array.dtype) and not self.autocast else None)
+        if self.autocast and isinstance(value, Tensor) and is_floating(value.dtype) and self._rounds(value):
             return cast(value, self.compute_dtype)
         return value
 
     def _rounds(self, value: Tensor) -> bool:
         """Return whether to cast an input to the layer's type: not ids that half precision would round."""
-        if not is_half(np.dtype(self.compute_dtype)):
+        if not is_narrow(np.dtype(self.compute_dtype)):
             return True
         if is_whole(value) and (self._moves_values or not type(self).call.__module__.startswith("dptrain.layers.")):
             return False

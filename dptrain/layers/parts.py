@@ -19,6 +19,7 @@ from dptrain.program.tensor import Tensor, Variable, is_tracing
 from dptrain.program.turns import TURNS, OfThread
 from dptrain.registry.names import numbered, snake_case
 from dptrain.registry.serialization import Configurable
+from dptrain.runtime.types import is_floating
 
 if TYPE_CHECKING:
     from dptrain.layers.base import Layer
@@ -337,7 +338,7 @@ class Parts(Configurable):
             self._changes += 1  # other models may share the layer
         self._policy = policy
         for variable in self._own_weights:
-            if isinstance(variable, Weight) and variable.dtype.kind in "fV":
+            if isinstance(variable, Weight) and is_floating(variable.dtype):
                 variable.set_dtype(policy.variable_dtype)
 
     @property

@@ -15,9 +15,9 @@ from dptrain.ops.nn.cross_entropy import as_labels
 from dptrain.program.dims import read
 from dptrain.program.shapes import differ, is_one
 from dptrain.program.tensor import FLOATX, Tensor, as_tensors, mask_of
-from dptrain.program.types import is_half
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable, function_named
+from dptrain.runtime.types import is_floating, is_narrow
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none")
 
@@ -87,7 +87,7 @@ class Loss(Configurable):
             sample_weight: (rows,) or of the shape of the samples' losses; None for ones.
         """
         target, output = as_tensors([y_true, y_pred])
-        output = _as(output, self.dtype or np.promote_types(output.dtype if output.dtype.kind in "fV" else "f4", "f4"))
+        output = _as(output, self.dtype or np.promote_types(output.dtype if is_floating(output.dtype) else "f4", "f4"))
         if not self._takes_labels:
             target = _as(target, output.dtype)
         (losses,) = as_tensors([self.call(target, output)])
@@ -156,7 +156,7 @@ def _as(x: Tensor, dtype: npt.DTypeLike) -> Tensor:
 def wide(x: Any) -> Tensor:
     """Return a tensor for losses and metrics: half precision becomes float32, in which counts are exact."""
     (tensor,) = as_tensors([x])
-    return _as(tensor, FLOATX) if is_half(tensor.dtype) else tensor
+    return _as(tensor, FLOATX) if is_narrow(tensor.dtype) else tensor
 
 
 def weights_like(values: Tensor, sample_weight: Any) -> Tensor:

@@ -7,6 +7,7 @@ from dptrain import ops
 from dptrain.ops.nn.cross_entropy import EPSILON, as_labels
 from dptrain.program.shapes import is_one
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 
 def same_rank(first: Tensor, second: Tensor) -> tuple[Tensor, Tensor]:
@@ -25,7 +26,7 @@ def _is_column(x: Tensor) -> bool:
 def pair(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     """Return both as tensors of y_pred's floating-point type (float32 for integers) and the same rank."""
     target, output = as_tensors([y_true, y_pred])
-    output = output if output.dtype.kind in "fV" else ops.cast(output, "float32")
+    output = output if is_floating(output.dtype) else ops.cast(output, "float32")
     return same_rank(target if target.dtype == output.dtype else ops.cast(target, output.dtype), output)
 
 

@@ -6,6 +6,7 @@ import numpy as np
 
 from dptrain import ops
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 
 def circle(
@@ -34,7 +35,7 @@ def circle(
         margin: m.
     """
     labels, output = as_tensors([y_true, y_pred])
-    labels, output = _flat(labels), output if output.dtype.kind in "fV" else ops.cast(output, "float32")
+    labels, output = _flat(labels), output if is_floating(output.dtype) else ops.cast(output, "float32")
     (others,) = as_tensors([output if ref_embeddings is None else ref_embeddings])
     their_labels = labels if ref_labels is None else _flat(ref_labels)
     distance = ops.maximum(1 - ops.matmul(output, ops.transpose(others)), 0)

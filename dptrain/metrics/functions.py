@@ -6,11 +6,12 @@ from dptrain import ops
 from dptrain.losses.functions import pair
 from dptrain.ops.nn.cross_entropy import as_labels, softmax_logits
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 
 def _as(answers: Tensor, output: Tensor) -> Tensor:
     """Cast answers to the outputs' floating-point type, in which they meet their weights."""
-    return ops.cast(answers, output.dtype if output.dtype.kind in "fV" else "float32")
+    return ops.cast(answers, output.dtype if is_floating(output.dtype) else "float32")
 
 
 def accuracy(y_true: Any, y_pred: Any) -> Tensor:

@@ -28,6 +28,7 @@ from dptrain.program.op import Op
 from dptrain.program.tensor import OPS, Tensor, Variable, counted
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import plain
+from dptrain.runtime.types import is_floating
 from dptrain.saving.keras_config import (
     MAX_LAYERS,
     MODELS,
@@ -224,7 +225,7 @@ class _FunctionalWriter:
         if value.is_length:
             return self._attribute(value.attributes["length"]) | {"dtype": value.dtype.name}
         if value.value is None:
-            dtype = self._model._data_dtype if value.dtype.kind in "fV" else input_dtype(value)
+            dtype = self._model._data_dtype if is_floating(value.dtype) else input_dtype(value)
             config = {"shape": list(read(value.shape)), "dtype": dtype, "keras_history": self._history(value)}
             return {"class_name": "__keras_tensor__", "config": config}
         if value.variable is not None or value.counts_rows:

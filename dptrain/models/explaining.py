@@ -24,6 +24,7 @@ from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Drawn, Tensor, Variable
+from dptrain.runtime.types import is_floating
 from dptrain.train.sharding import Sharded, layouts_of, slots_of
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any,
 
     def entered(path: str, symbol: Tensor) -> str:
         name = f"x/{path}" if path else "x"
-        symbol_dtype = model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype.name
+        symbol_dtype = model._data_dtype if is_floating(symbol.dtype) else symbol.dtype.name
         inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or symbol_dtype
         return name
 

@@ -16,6 +16,7 @@ from dptrain.layers import Input, Layer
 from dptrain.layers.preprocessing.lookups import on_host
 from dptrain.program.tensor import Tensor
 from dptrain.registry.serialization import Configurable
+from dptrain.runtime.types import is_floating
 from dptrain.saving import keras_h5, keras_zip
 from dptrain.saving.weights import require_ending, write
 
@@ -326,7 +327,7 @@ class FeatureSpace(Layer):
         if self.output_mode == "dict":
             return {name: tensor[0] if single else tensor for name, tensor in encoded.items()}
         for name, tensor in encoded.items():
-            if tensor.dtype.kind not in "fV":
+            if not is_floating(tensor.dtype):
                 raise ConfigError(
                     f"Cannot concatenate features because feature '{name}' has not been encoded (it has dtype "
                     f"{tensor.dtype.name}). Consider using `output_mode='dict'`."

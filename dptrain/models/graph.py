@@ -19,8 +19,8 @@ from dptrain.program import tree
 from dptrain.program.dims import Dim, bound, is_number, learned, number_of, read
 from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import Tensor, as_tensors, counted, is_whole, mask_of, with_mask
-from dptrain.program.types import is_half
 from dptrain.runtime.failure import warn
+from dptrain.runtime.types import is_floating, is_narrow
 
 # Origin of a symbolic tensor: a call of a layer or operation, or the tensor itself if an op made it.
 Maker = LayerCall | OperationCall | Tensor
@@ -52,7 +52,7 @@ class Graph:
     @property
     def dtype(self) -> str:
         """The type of the first floating-point input; "float32" without any."""
-        floating = (symbol.dtype.name for symbol in tree.leaves(self.inputs) if symbol.dtype.kind in "fV")
+        floating = (symbol.dtype.name for symbol in tree.leaves(self.inputs) if is_floating(symbol.dtype))
         return next(floating, "float32")
 
     @property
@@ -94,7 +94,7 @@ class Graph:
             _check_rows(tensor, symbol)
             if name is not None:
                 _check_lengths(tensor, symbol, f"Input {number} with name {symbol.name!r} of layer {name!r}")
-            values.enter(symbol, tensor, np.dtype(dtype) if symbol.dtype.kind in "fV" else symbol.dtype, mask)
+            values.enter(symbol, tensor, np.dtype(dtype) if is_floating(symbol.dtype) else symbol.dtype, mask)
         for maker in self.makers:  # iteratively: a chain may be too deep for recursion
             values.complete(maker)
         return tree.map_leaves(lambda path, symbol: values.of(symbol), self._returned)
@@ -164,7 +164,7 @@ class _Values:
     def enter(self, symbol: Tensor, tensor: Tensor, dtype: np.dtype[Any], mask: Any) -> None:
         """Set an input, cast to a type."""
         value = tensor if tensor.dtype == dtype else ops.cast(tensor, dtype)
-        if dtype.kind in "fV" and tensor.dtype.kind in "iu":
+        if is_floating(dtype) and tensor.dtype.kind in "iu":
             self._integers[id(symbol)] = tensor
             value.is_whole = True
         self._tensors[id(symbol)] = value if mask is None else with_mask(value, mask)
@@ -240,7 +240,7 @@ class _Values:
         """Mark a tensor as integers if its maker only moves values of such inputs."""
         output = self._tensors[id(symbol)]
         are_whole = (is_whole(self._tensors.get(id(read_symbol))) for read_symbol in inputs)
-        if moves and isinstance(output, Tensor) and not is_half(output.dtype) and inputs and all(are_whole):
+        if moves and isinstance(output, Tensor) and not is_narrow(output.dtype) and inputs and all(are_whole):
             output.is_whole = True
 
 

@@ -20,6 +20,7 @@ from dptrain.program import tree
 from dptrain.program.dims import is_number, number_of, read, symbolic
 from dptrain.program.tensor import Tensor, Variable, constant, placeholder, untraced
 from dptrain.program.turns import MAKING
+from dptrain.runtime.types import is_floating
 
 T = TypeVar("T")
 
@@ -302,7 +303,7 @@ def _shapes(batch: Any) -> list[tuple[int, ...]]:
 
 def _kind(array: Any, dtype: str) -> npt.DTypeLike:
     own_dtype = getattr(array, "dtype", None)
-    return dtype if own_dtype is None or np.dtype(own_dtype).kind in "fV" else np.dtype(own_dtype).newbyteorder("=")
+    return dtype if own_dtype is None or is_floating(np.dtype(own_dtype)) else np.dtype(own_dtype).newbyteorder("=")
 
 
 def _symbols(shape: Any, dtype: str) -> Any:

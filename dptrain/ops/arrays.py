@@ -45,6 +45,7 @@ from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, differ, normalized_axes
 from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import is_floating
 
 abs = absolute
 
@@ -95,7 +96,7 @@ def arange(
     first, end, by = (0, start, step) if stop is None else (start, stop, step)
     numbers = (int(n) if isinstance(n, Dim) else n for n in (first, end, 1 if by is None else by))  # of the whole batch
     values = np.arange(*numbers)
-    return constant(values.astype(dtype or (floatx() if values.dtype.kind in "fV" else np.int32)))
+    return constant(values.astype(dtype or (floatx() if is_floating(values.dtype) else np.int32)))
 
 
 @operation
@@ -256,7 +257,7 @@ def logical_xor(x1: Any, x2: Any) -> Tensor:
 def nan_to_num(x: Any, nan: float = 0.0, posinf: float | None = None, neginf: float | None = None) -> Tensor:
     """Replace NaN and infinities, by default by 0 and the type's greatest and least numbers."""
     tensor = _tensor(x)
-    if tensor.dtype.kind not in "fV":
+    if not is_floating(tensor.dtype):
         return tensor
     dtype_limits = limits(tensor.dtype)
     ends = [dtype_limits.max if posinf is None else posinf, dtype_limits.min if neginf is None else neginf]

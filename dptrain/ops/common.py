@@ -11,8 +11,9 @@ from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, broadcast, is_one
 from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import OPS, DType, Tensor
-from dptrain.program.types import is_floating, promoted_as_keras
+from dptrain.program.types import promoted_as_keras
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import is_floating
 
 
 def elementwise(shapes: Sequence[Shape], out: Shape, attributes: Mapping[str, Any]) -> str:

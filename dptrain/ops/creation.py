@@ -13,6 +13,7 @@ from dptrain.ops.manipulation import expand_dims, ones_like, zeros, zeros_like
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import is_floating
 
 
 @operation
@@ -56,7 +57,7 @@ def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
         limits = np.iinfo(target)
         # Limits that both types can hold: for float32 the greatest number below 2^31.
         least, greatest = float(limits.min), float(limits.max)
-        if tensor.dtype.kind in "fV":
+        if is_floating(tensor.dtype):
             top = np.array(greatest, tensor.dtype)
             greatest = float(np.nextafter(top, np.array(0, tensor.dtype)) if float(top) > limits.max else top)
             return cast(clip(tensor, least, greatest), target)

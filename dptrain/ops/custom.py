@@ -21,6 +21,7 @@ from dptrain.program.lowering import UserKernel
 from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.sharding.sharding_rule import RuleText, parse_rule
 from dptrain.program.tensor import OPS, Array, Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 __all__ = ["LETTERS", "CustomOp", "Launch", "op"]
 
@@ -127,7 +128,7 @@ class CustomOp:
             output_grads = [dy if n == number else zeros(shape, dy.dtype.name) for n, shape in enumerate(shapes)]
             records = self.gradient_op.records
             return tuple(
-                record(*inputs, *output_grads, **tensor.attributes) if input_tensor.dtype.kind in "fV" else None
+                record(*inputs, *output_grads, **tensor.attributes) if is_floating(input_tensor.dtype) else None
                 for record, input_tensor in zip(records, inputs, strict=True)
             )
 

@@ -17,6 +17,7 @@ from dptrain.program.gradient import gradients
 from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import broadcast
 from dptrain.program.tensor import NOT_TRACKED, TRAINABLE, Tensor, as_tensors, differentiable
+from dptrain.runtime.types import is_floating
 
 
 def custom_gradient(f: Callable[..., Any]) -> Callable[..., Any]:
@@ -59,7 +60,7 @@ def _attached(
         return tuple(None if part is None else as_tensors([part])[0] for part in parts)
 
     tracking = max(tensor.tracking for tensor in (value, *sources))
-    if value.dtype.kind not in "fV" or (value.value is not None and tracking == NOT_TRACKED):
+    if not is_floating(value.dtype) or (value.value is not None and tracking == NOT_TRACKED):
         return value
     output = Tensor(alias, (value,), {}, value.shape, value.dtype, value.value, SCOPE.get())
     output.tracking = tracking
@@ -99,7 +100,7 @@ def jvp(fun: Callable[..., Any], primals: Sequence[Any], tangents: Sequence[Any]
 
 
 def _derivative(value: Tensor, points: Sequence[Tensor], directions: Sequence[Tensor]) -> Tensor:
-    if value.dtype.kind not in "fV":
+    if not is_floating(value.dtype):
         return zeros_like(value)
     if value.value is None:  # gradients of a constant would be constants
         seed = cast(where(value == value, 1.0, 1.0), value.dtype)

@@ -25,8 +25,9 @@ from dptrain.program.op import Op, op
 from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
 from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
-from dptrain.program.types import is_floating, is_half, promoted_as_keras
+from dptrain.program.types import promoted_as_keras
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import is_floating, is_narrow
 
 _ARITHMETIC: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": common_dtype}
 _COUNTING: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise, "dtype": numeric_dtype}
@@ -36,7 +37,7 @@ _COMPARISON: dict[str, Any] = {"shape": broadcast_shape, "letters": elementwise,
 
 def _as_float(x: Array) -> Array:
     """Return integers as float64, like compiled code; NumPy would use float16 for 8 bits."""
-    return x if x.dtype.kind in "fV" else x.astype(np.float64)
+    return x if is_floating(x.dtype) else x.astype(np.float64)
 
 
 def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
@@ -45,7 +46,7 @@ def in_float32(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     @functools.wraps(function)
     def computed(*arguments: Any, **keywords: Any) -> Tensor:
         tensor = as_tensors([*arguments[:1], *([keywords["x"]] if not arguments else [])])[0]
-        if not is_half(tensor.dtype):
+        if not is_narrow(tensor.dtype):
             return function(*arguments, **keywords)
         wide = cast(tensor, FLOATX)
         result = function(wide, *arguments[1:], **keywords) if arguments else function(**{**keywords, "x": wide})
@@ -139,7 +140,7 @@ def _floor_divide(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[None, 
 def _floor_divide_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     a, b = (graph.computed(value, output.dtype) for value in (x1, x2))
     zero, unit = graph.constant(0, a.dtype), graph.constant(1, a.dtype)
-    if a.dtype.kind not in "fV":  # the remainder has the divisor's sign
+    if not is_floating(a.dtype):  # the remainder has the divisor's sign
         return graph.node("Div", graph.node("Sub", a, graph.node("Mod", a, b)), b)
     remainder = graph.node("Mod", a, b, fmod=1)  # has the dividend's sign, and is exact, unlike a / b
     quotient = graph.node("Div", graph.node("Sub", a, remainder), b)
@@ -566,7 +567,7 @@ def round_to(x: Array, *, out: Array, dtype: TypeName) -> None:
 @cast_to.gradient
 @round_to.gradient
 def _cast_to(y: Tensor, dy: Tensor, x: Tensor) -> Tensor | None:
-    return cast(dy, x.dtype) if x.dtype.kind in "fV" else None
+    return cast(dy, x.dtype) if is_floating(x.dtype) else None
 
 
 @cast_to.onnx_lowering
@@ -582,7 +583,7 @@ def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     target = np.dtype(dtype)
     if tensor.dtype == target:
         return tensor
-    rounds = is_half(target) or target.kind == "b" or (target.kind in "iu" and tensor.dtype.kind in "fV")
+    rounds = is_narrow(target) or target.kind == "b" or (target.kind in "iu" and is_floating(tensor.dtype))
     return (round_to if rounds else cast_to)(tensor, dtype=target.name)
 
 
@@ -592,7 +593,7 @@ METHODS["cast"] = cast
 def floating(x: Any) -> Tensor:
     """Return x as floating-point numbers: integers and booleans as float32."""
     (tensor,) = as_tensors([x])
-    return tensor if tensor.dtype.kind in "fV" else cast_to(tensor, dtype=floatx().name)
+    return tensor if is_floating(tensor.dtype) else cast_to(tensor, dtype=floatx().name)
 
 
 def all_floating(*xs: Any) -> tuple[Tensor, ...]:

@@ -43,10 +43,10 @@ from dptrain.program.schema import Word
 from dptrain.program.shapes import Shape, differ, normalized_axes, row_axis, without_rows
 from dptrain.program.tensor import FLOATX, Array, Tensor, Variable, as_tensors, constant, is_tracing, untraced
 from dptrain.program.turns import DRAWING, TURNS
-from dptrain.program.types import is_half
 from dptrain.random import Purpose, default_seed, next_position, own_seed, seeds_set, stream
 from dptrain.registry.serialization import Configurable
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import type_of
 
 
 @op(
@@ -222,18 +222,14 @@ def _apply_to_bits(bits: Tensor, make: Callable[[Any, _Functions], Any]) -> Tens
     return make(bits, _OF_TENSORS) if result is None else result
 
 
-# Random bits of a fraction in each type.
-_BITS = {"float32": 24, "float16": 11, "bfloat16": 8}
-
-
 def _computing_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Compute half precision in float32: its range is too small."""
-    return np.dtype(FLOATX) if is_half(np.dtype(dtype)) else np.dtype(dtype)
+    return type_of(np.dtype(dtype)).compute
 
 
 def _fractions(bits: Any, dtype: npt.DTypeLike, of: _Functions) -> Any:
     """Return uniform numbers in [0, 1)."""
-    bit_count = _BITS.get(np.dtype(dtype).name, 32)  # so all are exact, and none is 1
+    bit_count = type_of(np.dtype(dtype)).random_bits
     return of.cast(bits // 2 ** (32 - bit_count), dtype) * 2.0**-bit_count
 
 

@@ -34,6 +34,7 @@ from dptrain.program.op import in_one_call, op
 from dptrain.program.shapes import Shape, normalized_axes, size
 from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors, constant
+from dptrain.runtime.types import is_floating
 
 
 def _reduced_shape(shape: Shape, *, axes: tuple[int, ...], keepdims: bool) -> Shape:
@@ -114,7 +115,7 @@ def _reduced_onnx(graph: OnnxGraph, kind: str, output: Tensor, x: Value) -> Valu
 )
 def reduce_max(x: Array, *, axes: tuple[int, ...], keepdims: bool, out: Array) -> None:
     """The greatest element over axes; of none the type's least number."""
-    lowest = -np.inf if x.dtype.kind in "fV" else np.iinfo(x.dtype).min
+    lowest = -np.inf if is_floating(x.dtype) else np.iinfo(x.dtype).min
     np.maximum.reduce(x, axis=axes, keepdims=keepdims, initial=lowest, out=out)
 
 
@@ -192,7 +193,7 @@ def _is_empty(tensor: Tensor, axes: Iterable[int]) -> bool:
 
 def order_reversed(x: Tensor) -> Tensor:
     """Return numbers in reverse order, without overflow: -x of floating-point numbers."""
-    if x.dtype.kind in "fV":
+    if is_floating(x.dtype):
         return -x
     if x.dtype.kind == "b":
         return 1 - cast(x, "int32")

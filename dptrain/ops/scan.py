@@ -21,8 +21,8 @@ from dptrain.program.op import Op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.schedule.loops import operations_of, repeat_of
 from dptrain.program.shapes import Shape
-from dptrain.program.tensor import FLOATX, DType, Node, Tensor, placeholder, tracing
-from dptrain.program.types import is_half
+from dptrain.program.tensor import DType, Node, Tensor, placeholder, tracing
+from dptrain.runtime.types import is_floating, type_of
 
 
 def _shapes(*inputs: Shape, body: Body, length: int, reverse: bool) -> Any:
@@ -163,7 +163,7 @@ def _gradient(
     node = outputs[0].node
     repeat = repeat_of(node)
     body, is_single = repeat.body, repeat.length == 1
-    carried = {carry.leaf: carry for carry in repeat.carries if carry.leaf.dtype.kind in "fV"}
+    carried = {carry.leaf: carry for carry in repeat.carries if is_floating(carry.leaf.dtype)}
     with tracing():
         d_carries = {tensor: placeholder(*_spec(tensor), "gradient") for tensor in carried}
         requested = [stack for stack in repeat.stacks if dys[stack.value] is not None]
@@ -176,10 +176,7 @@ def _gradient(
         in_any_case = {*multiplied, *(step_grads[tensor] for tensor in body.slices if tensor in step_grads)}
         summed = _sums_of(in_any_case, {tensor: step_grads[tensor] for tensor in added})
         sums = [tensor for tensor in added if tensor not in products and tensor not in summed]
-        totals = {
-            tensor: placeholder(tensor.shape, FLOATX if is_half(tensor.dtype) else tensor.dtype, "sum")
-            for tensor in sums
-        }
+        totals = {tensor: placeholder(tensor.shape, type_of(tensor.dtype).compute, "sum") for tensor in sums}
         started = [tensor for tensor, carry in carried.items() if dys[carry.value] is not None]
         zero_started = [tensor for tensor, carry in carried.items() if dys[carry.value] is None]  # start from zeros
         following = [
@@ -253,7 +250,7 @@ def _step_gradients(body: Body, dys: Iterable[tuple[Tensor, Tensor]]) -> dict[Te
     cotangents: dict[Tensor, Tensor] = {}
     for tensor, dy in dys:
         cotangents[tensor] = cotangents[tensor] + dy if tensor in cotangents else dy
-    return pulled_back(cotangents, [tensor for tensor in body.placeholders if tensor.dtype.kind in "fV"])
+    return pulled_back(cotangents, [tensor for tensor in body.placeholders if is_floating(tensor.dtype)])
 
 
 def _factors(grad: Tensor) -> list[tuple[Tensor, bool]]:

@@ -19,6 +19,7 @@ from dptrain.program.op import op
 from dptrain.program.shapes import Shape, without_rows
 from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 Pair = tuple[Tensor, Tensor]
 
@@ -115,7 +116,7 @@ def _pair(x: Any) -> Tensor:
             "Input `x` should be a tuple of two tensors - real and imaginary.Both the real and imaginary parts should "
             f"have the same shape. Received: x[0].shape = {real.shape}, x[1].shape = {imaginary.shape}"
         )
-    if real.dtype.kind not in "fV" or imaginary.dtype.kind not in "fV":
+    if not is_floating(real.dtype) or not is_floating(imaginary.dtype):
         raise ConfigError(f"At least one tensor in input `x` is not of type float.Received: x={x}.")
     return stack([real, imaginary], -2)
 

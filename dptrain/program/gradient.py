@@ -12,7 +12,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.lowering import Insert, lowering_of
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.tensor import Node, Tensor, Variable, constant, note_weight_gradients, scope
-from dptrain.program.types import is_floating
+from dptrain.runtime.types import is_floating
 
 
 def _operands(tensor: Tensor) -> Sequence[Tensor]:

@@ -31,7 +31,7 @@ from dptrain.program.tensor import (
     as_tensors,
     of_value,
 )
-from dptrain.program.types import is_floating, is_half
+from dptrain.runtime.types import is_floating, is_narrow
 
 # How an op depends on its inputs, which decides whether sums stay partial: "joint" for f(a + b, c + d) = f(a, c) +
 # f(b, d), "each" for linear in one input while the others are fixed.
@@ -183,7 +183,7 @@ class Op:
             at_once = False
             shape = self.shape(*[tensor.shape for tensor in tensors], **attributes)
             dtype = np.dtype(self.dtype(*[tensor.dtype for tensor in tensors], **attributes))
-            if not self.takes_halves and (is_half(dtype) or any([is_half(tensor.dtype) for tensor in tensors])):
+            if not self.takes_halves and (is_narrow(dtype) or any([is_narrow(tensor.dtype) for tensor in tensors])):
                 return self._in_float32(tensors, attributes, dtype)
             if any([value is None for value in values]) or is_open(shape):
                 return Tensor(self, tensors, attributes, shape, dtype, name=SCOPE.get())
@@ -262,8 +262,8 @@ class Op:
         """Compute half-precision operands in float32, and round once."""
         cast = METHODS["cast"]
         only_whole = not any(is_floating(tensor.dtype) for tensor in inputs) and "dtype" not in attributes  # by floatx
-        wide = [cast(tensor, FLOATX) if only_whole or is_half(tensor.dtype) else tensor for tensor in inputs]
-        if "dtype" in attributes and is_half(np.dtype(attributes["dtype"])):
+        wide = [cast(tensor, FLOATX) if only_whole or is_narrow(tensor.dtype) else tensor for tensor in inputs]
+        if "dtype" in attributes and is_narrow(np.dtype(attributes["dtype"])):
             attributes = {**attributes, "dtype": FLOATX.name}
         return cast(self(*wide, **attributes), dtype)  # type: ignore[no-any-return]
 

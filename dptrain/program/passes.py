@@ -15,7 +15,7 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.tensor import Tensor, tracing
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 
 # Precision of a GPU's float32 products: as they are, or with factors rounded to TF32's 10 bits of mantissa.
 PRECISIONS = ("float32", "tf32")
@@ -147,7 +147,7 @@ def _narrow(tensor: Tensor) -> Tensor | None:
             return None
         return Tensor(tensor.op, [beneath], tensor.attributes, tensor.shape, beneath.dtype, name=tensor.name)
     widens = isinstance(lowering, Element) and lowering.converts and tensor.dtype == np.float32
-    return tensor.inputs[0] if widens and is_half(tensor.inputs[0].dtype) else None
+    return tensor.inputs[0] if widens and is_narrow(tensor.inputs[0].dtype) else None
 
 
 def without_repeats(program: Program) -> Program:

@@ -24,11 +24,11 @@ from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import OpenShape, Shape, is_open
 from dptrain.program.turns import MAKING, REPLACING, TURNS
 from dptrain.program.types import BFLOAT16 as BFLOAT16
-from dptrain.program.types import FLOATX as FLOATX
-from dptrain.program.types import DType as DType
-from dptrain.program.types import is_floating, promoted
-from dptrain.program.types import is_half as is_half
+from dptrain.program.types import promoted
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import FLOATX as FLOATX
+from dptrain.runtime.types import DType as DType
+from dptrain.runtime.types import is_floating
 
 if TYPE_CHECKING:
     from dptrain.program.op import Op

@@ -1,7 +1,6 @@
-"""Number types as records beyond NumPy's dtype, and the one rule of their promotion."""
+"""Promotion of number types, and their names as Keras' users write them."""
 
 import functools
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -9,70 +8,10 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import FLOATX, DType, is_floating, is_narrow
 
-DType = np.dtype[Any]
-
-# The floating-point type that half precision is computed in; that of Python's numbers is `floatx()`.
-FLOATX = np.dtype(np.float32)
-# NumPy has bfloat16 from ml_dtypes, as a type of kind "V"; it and float16 are half precision.
+# NumPy has bfloat16 from ml_dtypes, as a type of kind "V".
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
-_HALVES = BFLOAT16.char + np.dtype(np.float16).char
-# C++'s names of kernels' types, and suffixes of literals.
-_NAMES = {
-    **{"float32": "float", "float64": "double", "bool": "bool", "int8": "signed char", "uint8": "unsigned char"},
-    **{"int16": "short", "uint16": "unsigned short", "int32": "int", "uint32": "unsigned int"},
-    **{"int64": "long long", "uint64": "unsigned long long"},
-    **{"bfloat16": "dp_bfloat16", "float16": "dp_float16"},
-}
-_SUFFIXES = {"float32": "f", "int64": "ll", "uint64": "ull", "uint32": "u"}
-
-
-@dataclass(frozen=True)
-class NumberType:
-    """Properties of a type.
-
-    Attributes:
-        storage: NumPy's type in memory.
-        compute: type of elementwise computation: float32 for half precision.
-        accumulate: type in which a GPU's threads add their sums.
-        c: C++'s name; None if kernels do not support it.
-        suffix: of C++'s literals.
-    """
-
-    storage: DType
-    compute: DType
-    accumulate: DType
-    c: str | None
-    suffix: str
-    is_float: bool
-    is_half: bool
-    is_integer: bool
-
-
-@functools.cache
-def type_of(dtype: DType) -> NumberType:
-    """Return the record of a type."""
-    floating, half = is_floating(dtype), is_half(dtype)
-    return NumberType(
-        dtype,
-        FLOATX if half else dtype,
-        np.dtype(np.float64) if floating else dtype,
-        _NAMES.get(dtype.name),
-        _SUFFIXES.get(dtype.name, ""),
-        floating,
-        half,
-        dtype.kind in "iu",
-    )
-
-
-def is_half(dtype: DType) -> bool:
-    """Whether a type is float16 or bfloat16: stored as such, computed in float32."""
-    return dtype.char in _HALVES
-
-
-def is_floating(dtype: DType) -> bool:
-    """Whether a type is floating-point, bfloat16 included."""
-    return dtype.kind in "fV"
 
 
 @functools.cache
@@ -82,8 +21,8 @@ def promoted(*dtypes: DType) -> DType:
     Integers, but for the smallest, take bfloat16 as it is, as in Keras and JAX.
     """
     floats = [dtype for dtype in dtypes if is_floating(dtype)]
-    if len({dtype for dtype in floats if is_half(dtype)}) == 2:
-        floats = [FLOATX, *(dtype for dtype in floats if not is_half(dtype))]
+    if len({dtype for dtype in floats if is_narrow(dtype)}) == 2:
+        floats = [FLOATX, *(dtype for dtype in floats if not is_narrow(dtype))]
     return np.result_type(*(floats if BFLOAT16 in dtypes else dtypes))
 
 

@@ -13,6 +13,7 @@ from dptrain.program.tensor import Variable
 from dptrain.pruning import masks
 from dptrain.pruning.schedules import ConstantSparsity, PruningSchedule
 from dptrain.registry.names import suggestion
+from dptrain.runtime.types import is_floating
 
 T = TypeVar("T", bound=Layer | list[Any])
 # Words in the names of weights without connections, though some have several axes.
@@ -188,7 +189,7 @@ def strip_pruning(model: T) -> T:
 def is_prunable(variable: Variable) -> bool:
     """Return whether a weight is a kernel or embeddings, and no factor of LoRA, whose zeros are not its matrix's."""
     named = any(part in variable.name for part in _NOT_PRUNED) or variable.if_missing != "refuse"
-    return len(variable.shape) >= 2 and variable.dtype.kind in "fV" and not named
+    return len(variable.shape) >= 2 and is_floating(variable.dtype) and not named
 
 
 def sparsity(model: Layer) -> float:

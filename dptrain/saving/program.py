@@ -43,6 +43,7 @@ from dptrain.program.shapes import is_open, size
 from dptrain.program.steps import step_of, zero_carry
 from dptrain.program.tensor import OPS, Node, Tensor, Variable, constant, placeholder, row_count, tracing, watching
 from dptrain.runtime.text import short
+from dptrain.runtime.types import is_floating
 from dptrain.saving.reading import reading
 from dptrain.saving.state import Arrays, pack, unpack
 
@@ -119,7 +120,7 @@ def prediction(model: Any, length: int | None = None) -> Program:
     inputs = {
         path or "input": (
             (rows, *(n if is_number(n) else lengths[n.name] for n in symbol.shape[1:])),
-            model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype,
+            model._data_dtype if is_floating(symbol.dtype) else symbol.dtype,
         )
         for path, symbol in tree.flatten(symbols)
     }

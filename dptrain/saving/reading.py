@@ -23,6 +23,7 @@ from dptrain.program.tensor import BFLOAT16, Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
+from dptrain.runtime.types import is_floating
 
 Array = npt.NDArray[Any]
 # The most names listed in a message, and in a file.
@@ -192,7 +193,7 @@ def fill(
     """Read all weights of a model; return new values and mismatches, an error without `skip_mismatch`."""
     differences: dict[str, list[str]] = {}
     for path, variable in variables.items():
-        array, kinds = stored.get(path), _FLOATS if variable.dtype.kind in "fV" else (variable.dtype.name,)
+        array, kinds = stored.get(path), _FLOATS if is_floating(variable.dtype) else (variable.dtype.name,)
         if array is None and variable.if_missing != "refuse":
             continue
         if array is None:

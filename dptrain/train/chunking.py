@@ -24,8 +24,8 @@ from dptrain.program.lowering import Element, Product, Reduction, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape, size
-from dptrain.program.tensor import FLOATX, Tensor, placeholder, scope, tracing
-from dptrain.program.types import is_half
+from dptrain.program.tensor import Tensor, placeholder, scope, tracing
+from dptrain.runtime.types import type_of
 
 # A step holds logits of fewer elements whole; a chunk has at most so many, in float32 128 and 32 MiB, or half as many as
 # the weights, to whose gradient each chunk adds.
@@ -274,9 +274,7 @@ class _Loop:
             of_chunk[tensor] = self._of_chunk(tensor, region.axes[tensor], operands)
         summed = [tensor for tensor in region.results if region.axes[tensor] == _SUMMED]
         stacked = [tensor for tensor in region.results if region.axes[tensor] != _SUMMED]
-        totals = [
-            placeholder(tensor.shape, FLOATX if is_half(tensor.dtype) else tensor.dtype, "sum") for tensor in summed
-        ]
+        totals = [placeholder(tensor.shape, type_of(tensor.dtype).compute, "sum") for tensor in summed]
         following = [total + cast(of_chunk[tensor], total.dtype) for total, tensor in zip(totals, summed, strict=True)]
         stacks = [of_chunk[tensor] for tensor in stacked]
         outer = {tensor: tensor for tensor in self.captures}

@@ -20,6 +20,7 @@ from dptrain.batches.feed import BatchRows
 from dptrain.batches.sampling import Shard
 from dptrain.errors import AgreedError, ConfigError, DivergenceError, ExitCode
 from dptrain.program.tensor import Tensor, Variable, watching
+from dptrain.runtime.types import is_floating
 from dptrain.train.programs import Programs, Step, Trained
 from dptrain.train.replicas import deviating, differing, gathered, number_of, refuse_difference
 
@@ -289,7 +290,7 @@ class HealthCheck:
             (shard, order[start : start + shard.rows]) for shard, start in zip(bad.shards, bad.rows.starts, strict=True)
         ]
         for name, array in arrays.items():
-            if array.dtype.kind not in "fV":
+            if not is_floating(array.dtype):
                 continue
             for _, numbers in parts:
                 finite = np.isfinite(array[numbers]).all(axis=tuple(range(1, array.ndim)))
@@ -311,7 +312,7 @@ class HealthCheck:
         nonfinite: list[Tensor] = []
 
         def check(tensor: Tensor) -> None:
-            if tensor.dtype.kind in "fV" and test(tensor.value).any():
+            if is_floating(tensor.dtype) and test(tensor.value).any():
                 nonfinite.append(tensor)
                 raise _StopSearchError
 

@@ -22,7 +22,7 @@ from dptrain.program.lowering import ConvolutionLowering, LoopLowering, lowering
 from dptrain.program.program import Program
 from dptrain.program.steps import with_attention_on_gpu, with_steps_changed
 from dptrain.program.tensor import Array, Node, Tensor, Variable, tracing
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 from tests.tolerances import TOLERANCES
 
 _GREATEST, _LEAST = float(np.finfo(np.float32).max), float(np.finfo(np.float32).tiny)
@@ -117,7 +117,7 @@ class Exact:
         out = np.empty(tensor.shape, np.float64 if rounds else tensor.dtype)
         with np.errstate(all="ignore"):
             tensor.op.compute(*inputs, **attributes, out=place_of(tensor, out))
-            if is_half(tensor.dtype):  # which only rounding makes, and what moves elements
+            if is_narrow(tensor.dtype):  # which only rounding makes, and what moves elements
                 if self._noise is not None and _is_computed(tensor.inputs[0]):
                     # Elsewhere results may be off by `TIMES` the noise. Of a rounded one nobody sees by how much.
                     size = self._sizes.get(id(tensor.inputs[0]), np.abs(out))
@@ -229,7 +229,7 @@ def _is_computed(tensor: Tensor) -> bool:
     """Whether the numbers of a tensor are rounded results of float32 or float64."""
     while tensor.op is not None and tensor.op.is_view:
         tensor = tensor.inputs[0]
-    return tensor.op is not None and tensor.dtype.kind == "f" and not is_half(tensor.dtype)
+    return tensor.op is not None and tensor.dtype.kind == "f" and not is_narrow(tensor.dtype)
 
 
 def _is_tiled(tensor: Tensor) -> bool:

@@ -14,7 +14,7 @@ from dptrain.program.program import Program
 from dptrain.program.sharding.messages import stages
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS, Node, Tensor
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 from tests.programs.case import Case
 from tests.programs.memory import WAYS
 
@@ -181,7 +181,7 @@ def _of_loops(program: Program) -> Iterator[str]:
         unknown = any(has_body(inner) and steps_of(inner) is None for inner in inside)
         yield from ["loop of unknown length in a loop"] if unknown else []
         yield from ["loop with random numbers"] if any(isinstance(lowering_of(x), RandomBits) for x in inside) else []
-        yield from ["loop in half precision"] if any(is_half(carry.dtype) for carry in body.carries) else []
+        yield from ["loop in half precision"] if any(is_narrow(carry.dtype) for carry in body.carries) else []
         values.setdefault(tensor.node, set()).update([tensor.index] if tensor in read else [])
     for node, indices in values.items():
         kind = "branch" if body_of(node).guarded else "loop"

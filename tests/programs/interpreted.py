@@ -13,7 +13,7 @@ from dptrain.program.program import ROWS
 from dptrain.program.shapes import local
 from dptrain.program.sharding.mesh import OWN_PART
 from dptrain.program.tensor import Array, Tensor
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 from tests.programs.exact import place_of
 
 
@@ -61,7 +61,7 @@ class InterpretedExecutable(CompiledExecutable):
             if isinstance(
                 kernel, ProductKernel
             ):  # halves give the bits of their copies, where NumPy would round each sum
-                inputs = [value.astype(np.float32) if is_half(value.dtype) else value for value in inputs]
+                inputs = [value.astype(np.float32) if is_narrow(value.dtype) else value for value in inputs]
             assert tensor.op is not None
             assert tensor.op is not OWN_PART
             out = np.full(local(tensor.shape, self._rows), _garbage(tensor), tensor.dtype)

@@ -9,7 +9,7 @@ from dptrain.program.codegen.cpp import numel_text
 from dptrain.program.lowering import AttentionKernel, lowering_of
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Tensor
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 
 # Of a block.
 ATTENTION_THREADS = 128
@@ -28,7 +28,7 @@ def attention_precision(operands: Sequence[Tensor], of_halves: str) -> str | Non
         isinstance(operand.shape[3], int) and 0 < operand.shape[3] <= max(_TILES) for operand in operands
     ):
         return None
-    if is_half(dtype):
+    if is_narrow(dtype):
         return "float32" if of_halves == "float32" else "half"
     return "float32" if dtype == np.float32 else None
 

@@ -51,7 +51,7 @@ from dptrain.program.schedule.loops import SLOTS
 from dptrain.program.shapes import local
 from dptrain.program.sharding.messages import all_reduce, exchange
 from dptrain.program.tensor import Array, Tensor
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
@@ -225,7 +225,7 @@ class CudaExecutable:
         over = first.attributes["over"]
         if self._links is not None:
             return LinkedSum(backend, buffer, over, self._links.along(first.attributes["mesh"]))
-        direct = backend.transport == "cuda-aware" and over == "sum" and not is_half(buffer.dtype)
+        direct = backend.transport == "cuda-aware" and over == "sum" and not is_narrow(buffer.dtype)
         exchange_of_buffer = backend.exchange(buffer, direct=direct)
         group = comm.along(first.attributes["mesh"])
 

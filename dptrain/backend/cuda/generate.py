@@ -26,7 +26,7 @@ from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
 from dptrain.program.lowering import ConvolutionLowering, UserKernel, lowering_of
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
-from dptrain.program.types import type_of
+from dptrain.runtime.types import type_of
 
 # Threads of a block unless a product needs another number.
 BLOCK = 256

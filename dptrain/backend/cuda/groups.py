@@ -41,7 +41,7 @@ from dptrain.program.shapes import Shape, is_one, size
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import SENT, stages
 from dptrain.program.tensor import Node, Tensor, Variable
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 
 # How a group iterates over its elements: "map" one by one; "rows" a warp or a block a row; "columns" sums over rows,
 # with a lane for each column; "totals" the same, with a block for one column; "product" by tiles of a matrix product,
@@ -172,7 +172,7 @@ def _is_of_state(tensor: Tensor) -> bool:
 def is_rounding(tensor: Tensor) -> bool:
     """Whether a tensor is a conversion to half precision."""
     lowering = lowering_of(tensor)
-    return isinstance(lowering, Element) and lowering.converts and is_half(tensor.dtype)
+    return isinstance(lowering, Element) and lowering.converts and is_narrow(tensor.dtype)
 
 
 def is_call(tensor: Tensor) -> bool:

@@ -17,6 +17,7 @@ from dptrain.data.preprocessing import Preprocessing, Unseen
 from dptrain.data.readers.pictures import decode_picture
 from dptrain.errors import DataError
 from dptrain.runtime.text import short
+from dptrain.runtime.types import is_floating
 
 Array = npt.NDArray[Any]
 
@@ -136,7 +137,7 @@ def _classes(output: Array, names: Sequence[str], *, has_names: bool) -> list[di
 
 def _nested(array: Array) -> Any:
     """Return an array as nested lists of the shortest numbers."""
-    if array.dtype.kind not in "fV":
+    if not is_floating(array.dtype):
         return array.tolist()
     flat: list[Any] = shortest(array.ravel())
     for length in reversed(array.shape[1:]):

@@ -20,6 +20,7 @@ from dptrain.models import Model
 from dptrain.program import tree
 from dptrain.program.dims import is_number
 from dptrain.runtime.storage.files import open_regular
+from dptrain.runtime.types import is_floating
 
 Array = npt.NDArray[Any]
 
@@ -137,7 +138,7 @@ def _inputs(model: Model) -> Iterator[TensorSpec]:
     is_picture = model._preprocessing is not None and model._preprocessing.kind == "pictures"
     for index, (path, symbol) in enumerate(pairs):
         name = names[index] if len(names) == len(pairs) else tensor_name(path, "input")
-        dtype = model._data_dtype if symbol.dtype.kind in "fV" else symbol.dtype
+        dtype = model._data_dtype if is_floating(symbol.dtype) else symbol.dtype
         datatype = "UINT8" if is_picture else datatype_of(dtype)
         shape = tuple(length if is_number(length) else None for length in symbol.shape[1:])
         yield TensorSpec(name, datatype, shape)

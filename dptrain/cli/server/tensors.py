@@ -10,24 +10,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
 from dptrain.data.texts import object_array
 from dptrain.errors import DataError
 from dptrain.runtime.text import counted, short
+from dptrain.runtime.types import TYPES, is_floating
 
 Array = npt.NDArray[Any]
 
 BYTES = "BYTES"  # the datatype of texts
 # By datatype; bytes are little-endian.
-_DTYPES: dict[str, np.dtype[Any]] = {
-    "BOOL": np.dtype(bool),
-    **{f"{kind.upper()}{bits}": np.dtype(f"{kind}{bits}") for kind in ("uint", "int") for bits in (8, 16, 32, 64)},
-    **{f"FP{bits}": np.dtype(f"float{bits}") for bits in (16, 32, 64)},
-    "BF16": np.dtype(ml_dtypes.bfloat16),
-}
+_DTYPES = {known.protocol: known.storage for known in TYPES.values() if known.protocol is not None}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 # What JSON has for a datatype, by the kind of its dtype.
 _JSON_TYPES: dict[str, tuple[set[type], str]] = {
@@ -97,7 +92,7 @@ def read_shape(shape: Any) -> tuple[int, ...]:
 def from_json(data: Any, datatype: str, shape: tuple[int, ...]) -> Array:
     """Return the array of a tensor's `data`, flat or nested like its shape; DataError if it does not fit."""
     values, dtype = _flat(data, shape), dtype_of(datatype)
-    types, expected = _JSON_TYPES["f" if dtype.kind == "V" else dtype.kind]
+    types, expected = _JSON_TYPES["f" if is_floating(dtype) else dtype.kind]
     if not {*map(type, values)} <= types:
         wrong = next(value for value in values if type(value) not in types)
         raise DataError(f"data holds {short(wrong)}; {datatype} takes {expected}")
@@ -141,7 +136,7 @@ def from_bytes(content: memoryview, datatype: str, shape: tuple[int, ...]) -> Ar
     if len(content) != count * dtype.itemsize:
         expected = f"{list(shape)} of {datatype} has {count * dtype.itemsize:,}"
         raise DataError(f"binary data has {len(content):,} bytes, {expected}")
-    array = np.frombuffer(content, dtype if dtype.kind == "V" else dtype.newbyteorder("<"))
+    array = np.frombuffer(content, dtype.newbyteorder("<"))
     return array.astype(dtype).reshape(shape)
 
 
@@ -166,8 +161,6 @@ def _texts(content: memoryview, count: int) -> list[str]:
 
 def to_bytes(array: Array) -> bytes:
     """Return an array's numbers, little-endian."""
-    if array.dtype.kind == "V":
-        return np.ascontiguousarray(array).tobytes()
     return np.ascontiguousarray(array, array.dtype.newbyteorder("<")).tobytes()
 
 
@@ -192,7 +185,7 @@ class NotFiniteError(DataError):
 
 def require_finite(array: Array, name: str) -> None:
     """Refuse outputs that JSON does not have."""
-    if array.dtype.kind in "fV" and not (finite := np.isfinite(array.reshape(len(array), -1)).all(axis=1)).all():
+    if is_floating(array.dtype) and not (finite := np.isfinite(array.reshape(len(array), -1)).all(axis=1)).all():
         row = int((~finite).argmax())
         raise NotFiniteError(
             f"output {name!r}, row {row} (counted from 0): NaN or infinite, which JSON does not have; ask for binary "

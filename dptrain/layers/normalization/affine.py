@@ -6,7 +6,7 @@ from typing import Any
 from dptrain import constraints, initializers, ops, regularizers
 from dptrain.layers.base import ConstraintArgument, InitializerArgument, Layer, RegularizerArgument
 from dptrain.program.tensor import Tensor, Variable
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_floating, is_narrow
 
 
 class AffineNormalization(Layer):
@@ -61,6 +61,6 @@ class AffineNormalization(Layer):
 
     def _normalize_wide(self, normalize: Callable[[Tensor], Tensor], inputs: Tensor) -> Tensor:
         """Normalize before rounding to half precision, whose range may be too small."""
-        x = inputs if inputs.dtype.kind in "fV" else ops.cast(inputs, self._data_dtype)
-        wide = x if is_half(x.dtype) else ops.cast(x, self._data_dtype)
+        x = inputs if is_floating(inputs.dtype) else ops.cast(inputs, self._data_dtype)
+        wide = x if is_narrow(x.dtype) else ops.cast(x, self._data_dtype)
         return ops.cast(normalize(wide), self.compute_dtype)

@@ -8,6 +8,7 @@ from dptrain.layers.base import BuildShape, Layer
 from dptrain.layers.core.wrapper import Wrapper
 from dptrain.layers.input_spec import InputSpec
 from dptrain.program.tensor import Tensor, Variable
+from dptrain.runtime.types import is_floating
 
 
 class SpectralNormalization(Wrapper):
@@ -46,7 +47,7 @@ class SpectralNormalization(Wrapper):
         if training:
             self._normalize()
         outputs = self.layer(inputs)
-        return ops.cast(outputs, inputs.dtype) if inputs.dtype.kind in "fV" else outputs
+        return ops.cast(outputs, inputs.dtype) if is_floating(inputs.dtype) else outputs
 
     def _normalize(self) -> None:
         kernel = ops.stop_gradient(self.kernel.value)

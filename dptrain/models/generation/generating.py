@@ -144,6 +144,4 @@ class Generating(Fitting):
         function = noted(self._in_step(lambda data: generated(self, data[0])), reads)
         version = (step.version, trace)
         # Always traced, for any number of rows; what it reads is compared above.
-        return replace(
-            step, name="generate", function=function, version=version, eager=False, rows=None, reads=Reads()
-        )
+        return replace(step, name="generate", function=function, version=version, eager=False, rows=None, reads=Reads())

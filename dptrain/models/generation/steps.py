@@ -1,7 +1,7 @@
 """The program of a generation: the prompts' positions in blocks, then position after position, each with its token."""
 
 import builtins
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np

@@ -125,7 +125,7 @@ class Decoder:
 
     def _demand_of(self, tensor: Tensor) -> None:
         demands = self._demands.get(tensor)
-        if not demands or not self._depends(tensor) or tensor is self._tokens and ALL not in demands:
+        if not demands or not self._depends(tensor) or (tensor is self._tokens and ALL not in demands):
             return
         if ALL in demands and not self._is_viewed(tensor):
             times = self._times[tensor]
@@ -163,7 +163,9 @@ class Decoder:
                 raise self._refusal(tensor)
             return [time or ALL for time in slices]
         if isinstance(demand, TimeAxis):
-            if tensor.op is attend_heads and any(self._times.get(read, {}).keys() - {TimeAxis(1)} for read in tensor.inputs[1:3]):
+            if tensor.op is attend_heads and any(
+                self._times.get(read, {}).keys() - {TimeAxis(1)} for read in tensor.inputs[1:3]
+            ):
                 raise self._refusal(tensor)
             return [time or ALL for time in axes_before(tensor, demand, self.length)]
         if (key := self._last_key(tensor, self.length)) is not None:
@@ -225,9 +227,7 @@ class Decoder:
             return [source if place == operand else None for place in range(len(tensor.inputs))]
         rule = tensor.op.sharding_rule(tensor)
         letter = rule.inputs[operand][source.axis]
-        return [
-            TimeAxis(letters.index(letter), source.inner) if letter in letters else None for letters in rule.inputs
-        ]
+        return [TimeAxis(letters.index(letter), source.inner) if letter in letters else None for letters in rule.inputs]
 
     def _operands(
         self, pairs: Sequence[tuple[Tensor, Demand]], known: Sequence[Laters], axes: Sequence[TimeAxis | None]

@@ -11,6 +11,7 @@ from dptrain.ops.manipulation import concatenate
 from dptrain.ops.math.division import mod
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 # Of red, green and blue: ITU-R BT.601.
 _GRAY = (0.2989, 0.587, 0.114)
@@ -52,7 +53,7 @@ def _map_channels(
 ) -> Tensor:
     """Apply a function to the three channels of images."""
     x, restored = batched(images, data_format)
-    if x.dtype.kind not in "fV":
+    if not is_floating(x.dtype):
         raise ConfigError(f"Invalid images dtype: expected float dtype. Received: images.dtype={x.dtype.name}")
     if x.shape[3] != 3:
         raise ConfigError(f"Invalid channel size: expected 3. Received: images.shape={tuple(x.shape)}")

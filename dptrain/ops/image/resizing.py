@@ -30,6 +30,7 @@ from dptrain.ops.padding import pad
 from dptrain.ops.products import along_axis
 from dptrain.ops.reduction import sum as sum_over
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 RESIZE_INTERPOLATIONS = ("bilinear", "nearest", "lanczos3", "lanczos5", "bicubic")
 
@@ -161,7 +162,7 @@ def scale_and_translate(
         length, target = int(x.shape[axis]), int(output_shape[axis])
         weights = pixel_weights(length, target, 1 / scales[number], moves[number], _METHODS[method], antialias)
         scaled = along_axis(scaled[None], axis + 1, cast(weights, scaled.dtype))[0]
-    return scaled if x.dtype.kind in "fV" else saturate_cast(rint(scaled), x.dtype)
+    return scaled if is_floating(x.dtype) else saturate_cast(rint(scaled), x.dtype)
 
 
 def pixel_weights(length: int, target: int, step: Any, shift: Any, interpolation: str, antialias: bool) -> Tensor:

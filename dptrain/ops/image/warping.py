@@ -30,6 +30,7 @@ from dptrain.ops.math.rounding import floor, rint
 from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 INTERPOLATIONS = ("nearest", "bilinear")
 FILL_MODES = ("constant", "nearest", "wrap", "mirror", "reflect")
@@ -213,7 +214,7 @@ def map_coordinates(
     flat = reshape(floating(table), -1)
     axis_coordinates, lengths = [floating(places[n]) for n in range(table.ndim)], [int(n) for n in table.shape]
     values = _interpolated(lambda at: take(flat, at), axis_coordinates, lengths, _ORDERS[order], fill_mode, fill_value)
-    return values if table.dtype.kind in "fV" else cast(rint(values), table.dtype)
+    return values if is_floating(table.dtype) else cast(rint(values), table.dtype)
 
 
 def _per_image(numbers: Tensor, x: Tensor) -> list[Tensor]:

@@ -13,6 +13,7 @@ from dptrain.program.op import Op, op
 from dptrain.program.schema import TypeName
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Array, DType, Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 
 def _integer_dtype(name: str) -> Any:
@@ -147,7 +148,7 @@ def has_sign(x: Array, *, out: Array) -> None:
     if x.dtype.kind == "b":
         out.fill(False)
     else:
-        np.signbit(x, out=out) if x.dtype.kind in "fV" else np.less(x, 0, out=out)
+        np.signbit(x, out=out) if is_floating(x.dtype) else np.less(x, 0, out=out)
 
 
 @operation

@@ -10,6 +10,7 @@ from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import op
 from dptrain.program.operand import METHODS
 from dptrain.program.tensor import Array, Tensor
+from dptrain.runtime.types import is_floating
 
 
 @op(
@@ -59,7 +60,7 @@ def _mod(y: Tensor, dy: Tensor, x1: Tensor, x2: Tensor) -> tuple[Tensor, Tensor]
 @mod.onnx_lowering
 def _mod_onnx(graph: OnnxGraph, output: Tensor, x1: Value, x2: Value) -> Value:
     a, b = (graph.computed(value, output.dtype) for value in (x1, x2))
-    if a.dtype.kind not in "fV":
+    if not is_floating(a.dtype):
         return graph.node("Mod", a, b)
     zero = graph.constant(0, a.dtype)
     remainder = graph.node("Mod", a, b, fmod=1)

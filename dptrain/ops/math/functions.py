@@ -23,6 +23,7 @@ from dptrain.ops.math.rounding import ceil, floor, isnan
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import max, min, sum
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 Axis = int | Sequence[int] | None
 
@@ -74,7 +75,7 @@ def heaviside(x1: Any, x2: Any) -> Tensor:
 def trunc(x: Any) -> Tensor:
     """Round towards 0; the gradient is 0."""
     (tensor,) = as_tensors([x])
-    return where(less(tensor, 0), ceil(tensor), floor(tensor)) if tensor.dtype.kind in "fV" else tensor
+    return where(less(tensor, 0), ceil(tensor), floor(tensor)) if is_floating(tensor.dtype) else tensor
 
 
 @operation

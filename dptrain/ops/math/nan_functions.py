@@ -23,13 +23,14 @@ from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import argmax, max, sum
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 Axis = int | Sequence[int] | None
 
 
 def _without_nan(x: Any, instead: float) -> Tensor:
     (tensor,) = as_tensors([x])
-    return where(isnan(tensor), instead, tensor) if tensor.dtype.kind in "fV" else tensor
+    return where(isnan(tensor), instead, tensor) if is_floating(tensor.dtype) else tensor
 
 
 @operation

@@ -10,6 +10,7 @@ from dptrain.program.lowering import Element
 from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
 from dptrain.program.tensor import Array, Tensor
+from dptrain.runtime.types import is_floating
 
 
 def _op_without_gradient(
@@ -35,7 +36,7 @@ isnan = _op_without_gradient("isnan", np.isnan, "{0} != {0}", boolean)
 
 
 def _floating(graph: OnnxGraph, x: Value) -> Value:
-    return graph.computed(x, x.dtype if x.dtype.kind in "fV" else np.float32)
+    return graph.computed(x, x.dtype if is_floating(x.dtype) else np.float32)
 
 
 @isnan.onnx_lowering

@@ -23,7 +23,7 @@ from dptrain.program.op import Op, not_placed, op
 from dptrain.program.operand import OPERATORS
 from dptrain.program.shapes import Shape, differ, is_one, size
 from dptrain.program.tensor import Array, Tensor, as_tensors
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 
 # Keras' score for masked sources, as a part of the type's greatest number.
 _MASKED_SCORE = -0.7
@@ -325,7 +325,7 @@ def _weights(
     q: Tensor, k: Tensor, bias: Any, mask: Any, scale: float, is_causal: bool, soft_cap: float | None
 ) -> Tensor:
     """Return the attention weights (batch, heads, targets, sources)."""
-    if is_half(q.dtype):
+    if is_narrow(q.dtype):
         q, k = cast(q, "float32"), cast(k, "float32")
     scores = batch_matmul(q, transpose(k, (0, 1, 3, 2))) * scale
     if soft_cap is not None:

@@ -16,6 +16,7 @@ from dptrain.program.onnx_graph import OnnxGraph, Value, refusal
 from dptrain.program.op import op
 from dptrain.program.shapes import size
 from dptrain.program.tensor import Array, Tensor
+from dptrain.runtime.types import is_floating
 
 Pair = tuple[int, int]
 
@@ -193,7 +194,7 @@ def _conv2d_kernel(dkernel: Tensor, g: Tensor, x: Tensor, dy: Tensor) -> tuple[T
 )
 def max_pool2d(x: Array, *, window: Pair, strides: Pair, before: Pair, size: Pair, out: Array) -> None:
     """The greatest element of each window within the image."""
-    out.fill(-np.inf if x.dtype.kind in "fV" else np.iinfo(x.dtype).min)
+    out.fill(-np.inf if is_floating(x.dtype) else np.iinfo(x.dtype).min)
     for _, (h, w), image in Window(window, strides, (1, 1), before).places(x.shape[1:3], size):
         np.maximum(out[:, h, w], x[:, image[0], image[1]], out=out[:, h, w])
 
@@ -206,7 +207,7 @@ def _max_pool2d(y: Tensor, dy: Tensor, x: Tensor) -> Tensor:
 @max_pool2d.onnx_lowering
 def _max_pool2d_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
     window = output.attributes["window"]
-    computed = x if x.dtype.kind in "fV" else graph.cast(x, np.float64)
+    computed = x if is_floating(x.dtype) else graph.cast(x, np.float64)
     image = graph.transpose(computed, _CHANNELS_FIRST)
     options = {"kernel_shape": window, "strides": output.attributes["strides"]}
     return graph.transpose(graph.node("MaxPool", image, **_padding(output, window), **options), _CHANNELS_LAST)

@@ -18,6 +18,7 @@ from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import log_softmax, max, sum
 from dptrain.program.shapes import is_one, normalized_axes, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 EPSILON = 1e-7
 
@@ -37,7 +38,7 @@ def _log_probabilities(output: Tensor, from_logits: bool) -> Tensor:
 def _checked(target: Any, output: Any, axis: int = -1) -> tuple[Tensor, Tensor]:
     """Return targets and outputs with the axis of classes last."""
     y_true, y_pred = as_tensors([target, output])
-    y_pred = y_pred if y_pred.dtype.kind in "fV" else cast(y_pred, "float32")
+    y_pred = y_pred if is_floating(y_pred.dtype) else cast(y_pred, "float32")
     (place,) = normalized_axes(axis, y_pred.ndim) if y_pred.ndim else (-1,)
     if place == y_pred.ndim - 1:
         return y_true, y_pred
@@ -82,7 +83,7 @@ def sparse_categorical_crossentropy(target: Any, output: Any, from_logits: bool 
             "Arguments `target` and `output` must have the same shape up until the last dimension: "
             f"target.shape={without_rows(y_true.shape)}, output.shape={without_rows(y_pred.shape)}"
         )
-    labels = cast(labels, "int64") if labels.dtype.kind in "fV" else labels
+    labels = cast(labels, "int64") if is_floating(labels.dtype) else labels
     return -take_along_last(_log_probabilities(y_pred, from_logits), labels)
 
 

@@ -17,7 +17,7 @@ from dptrain.ops.sorting.sort import along_last, argsort
 from dptrain.program.lowering import HostCall
 from dptrain.program.op import op
 from dptrain.program.tensor import Array, Tensor, as_tensors
-from dptrain.program.types import FLOATX, is_half
+from dptrain.runtime.types import type_of
 
 # Keras' stand-in for the logarithm of 0.
 _LOG_ZERO = -1e5
@@ -130,7 +130,7 @@ def _ctc_losses(
 def _at_least_float32(scores: Tensor) -> Tensor:
     """Return scores as float32 or float64: half precision cannot sum logarithms."""
     scores = floating(scores)
-    return cast(scores, FLOATX) if is_half(scores.dtype) else scores
+    return cast(scores, type_of(scores.dtype).compute)
 
 
 @operation

@@ -19,7 +19,7 @@ from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import mean
 from dptrain.program.shapes import normalized_axes
 from dptrain.program.tensor import Tensor
-from dptrain.program.types import FLOATX, is_half
+from dptrain.runtime.types import type_of
 
 # Keras' `backend.epsilon()`.
 _EPSILON = 1e-7
@@ -105,7 +105,7 @@ def moments(
     Half precision is computed in float32 and clamped to the type's greatest number.
     """
     tensor = floating(x)
-    wide = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
+    wide = cast(tensor, type_of(tensor.dtype).compute)
     center = mean(wide, axes, keepdims=True)
     statistics = mean(wide, axes, keepdims), mean(square(wide - center), axes, keepdims)
     if wide is tensor:

@@ -23,6 +23,7 @@ from dptrain.program.op import op
 from dptrain.program.shapes import Shape
 from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 
 def _segment_letters(needs_all_rows: bool) -> Any:
@@ -49,7 +50,7 @@ def _segment_shape(values: Shape, places: Shape, *, length: int) -> Shape:
 )
 def greatest_rows(values: Array, places: Array, *, length: int, out: Array) -> None:
     """The maxima of the rows of each segment; of no rows the type's least number."""
-    out.fill(-np.inf if out.dtype.kind in "fV" else np.iinfo(out.dtype).min if out.dtype.kind in "iu" else 0)
+    out.fill(-np.inf if is_floating(out.dtype) else np.iinfo(out.dtype).min if out.dtype.kind in "iu" else 0)
     inside = (places >= 0) & (places < length)
     np.maximum.at(out, places[inside], values[inside])
 

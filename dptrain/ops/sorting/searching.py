@@ -15,6 +15,7 @@ from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import sum
 from dptrain.program.shapes import differ, without_rows
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 # Elements of a sequence up to which comparing all takes less time than bisecting.
 _MOST_COMPARED = 256
@@ -53,7 +54,7 @@ def searchsorted(sorted_sequence: Any, values: Any, side: str = "left") -> Tenso
 
 def _is_before(elements: Tensor, needles: Tensor, side: str) -> Tensor:
     before = (less if side == "left" else less_equal)(elements, needles)
-    if needles.dtype.kind not in "fV":
+    if not is_floating(needles.dtype):
         return before
     is_last = isnan(needles)
     return logical_or(before, is_last if side == "right" else logical_and(is_last, logical_not(isnan(elements))))

@@ -32,6 +32,7 @@ from dptrain.program.op import op
 from dptrain.program.shapes import broadcast, normalized_axes, row_axis
 from dptrain.program.sharding.sharding_rule import names
 from dptrain.program.tensor import Array, Tensor, as_tensors
+from dptrain.runtime.types import is_floating
 
 
 def vector_rule(shapes: Any, out: Any, attributes: Any) -> str:
@@ -252,7 +253,7 @@ def top_k(x: Any, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
     if not 0 <= k <= length:
         raise ConfigError(f"top_k: k={k}; expected 0 to {length}, the length of the last axis")
     least = (
-        -math.inf if tensor.dtype.kind in "fV" else int(np.iinfo(tensor.dtype).min) if tensor.dtype.kind != "b" else 0
+        -math.inf if is_floating(tensor.dtype) else int(np.iinfo(tensor.dtype).min) if tensor.dtype.kind != "b" else 0
     )
     chosen, places = zeros_like(tensor, "bool"), []
     for _ in range(k):

@@ -13,7 +13,8 @@ from dptrain.errors import ConfigError
 from dptrain.program.codegen.index_expr import FloorDiv, IndexExpr, Numel, numel
 from dptrain.program.lowering import Element, lowering_of
 from dptrain.program.tensor import DType, Tensor
-from dptrain.program.types import promoted_in_kernels, type_of
+from dptrain.program.types import promoted_in_kernels
+from dptrain.runtime.types import type_of
 
 
 class Ex(NamedTuple):
@@ -48,7 +49,7 @@ def literal(value: Any, dtype: DType) -> str:
     if number_type.is_float and not np.isfinite(number):
         constant = "DP_NAN" if np.isnan(number) else "DP_INFINITY" if number > 0 else "-DP_INFINITY"
         return f"(({kind}){constant})"
-    if number_type.is_half:
+    if number_type.is_narrow:
         return f"(({kind}){float(number)!r}f)"
     text, suffix = str(number), number_type.suffix
     if number_type.is_float and not set(text) & set(".e"):

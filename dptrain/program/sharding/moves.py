@@ -28,7 +28,7 @@ from dptrain.program.sharding.mesh import (
 )
 from dptrain.program.sharding.rows import attributes_with_rows, same_rows, whole_along
 from dptrain.program.tensor import Tensor, constant, row_count
-from dptrain.program.types import is_floating
+from dptrain.runtime.types import is_floating
 
 
 @dataclass(frozen=True, eq=False)

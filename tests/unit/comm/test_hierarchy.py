@@ -10,9 +10,10 @@ import pytest
 
 from dptrain.comm import hierarchy, node
 from dptrain.comm.hierarchy import HierarchicalCollectives
-from dptrain.comm.node_sum import is_half, tree_sum
+from dptrain.comm.node_sum import tree_sum
 from dptrain.errors import MismatchError
 from dptrain.program.cost.hardware import inter_node_traffic
+from dptrain.runtime.types import is_narrow
 
 KINDS = [np.bool_, np.int8, np.float16, ml_dtypes.bfloat16, np.float32, np.int64]
 NODES = [[[0, 1], [2, 3]], [[0, 2, 4], [1, 3]], [[0, 1, 2], [3], [4, 5]], [[0], [1, 2, 3, 4]]]
@@ -153,7 +154,7 @@ def test_what_travels_between_nodes_is_what_is_predicted(monkeypatch, nodes, dty
         mine = [columns[rank] for rank in ranks_of_node[:talking]]
         assert all(columns[rank] is None for rank in ranks_of_node[talking:])
         traffic = (sum(message.messages for message in mine), sum(message.nbytes for message in mine))
-        expected = inter_node_traffic(name, nbytes, len(nodes), talking, half=is_half(np.dtype(dtype)))
+        expected = inter_node_traffic(name, nbytes, len(nodes), talking, half=is_narrow(np.dtype(dtype)))
         assert traffic[1] == pytest.approx(expected.nbytes, rel=1e-3)  # slices of pieces are of whole elements
         if name == "all_reduce" or nodes is NODES[0]:  # the longest part decides in how many rounds parts travel
             assert traffic[0] == expected.messages
