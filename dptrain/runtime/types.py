@@ -24,7 +24,7 @@ class NumberType:
         storage: NumPy's type in memory; floating-point ones that only ml_dtypes has are of kind "V" or "f".
         compute: type of elementwise computation: float32 for narrower floating-point types.
         accumulate: type in which a GPU's threads add their sums.
-        is_numpy: whether it is NumPy's own, which files of arrays can hold.
+        is_numpy: whether it is NumPy's own.
         is_policy: whether floatx and layers' policies may name it.
         is_factor: whether kernels of products read factors of it as they are.
         c: name in C++ and CUDA.
@@ -71,6 +71,11 @@ class NumberType:
     def name(self) -> str:
         """NumPy's and Keras' name."""
         return self.storage.name
+
+    @property
+    def portable(self) -> DType:
+        """The type in which users and files of arrays, such as HDF5, have it: one of NumPy's own."""
+        return self.storage if self.is_numpy else self.compute
 
     @property
     def is_narrow(self) -> bool:

@@ -17,16 +17,15 @@ import numpy as np
 
 from dptrain.errors import DataError
 from dptrain.runtime.storage.files import Piece, is_plain_name
+from dptrain.runtime.types import TYPES
 
 MANIFEST = "manifest.json"
 # Bytes of a part with a separate digest.
 BLOCK = 1 << 20
 _SCHEMA = 2
-# Types of arrays in files.
-_DTYPES = (
-    *("bool", "float16", "float32", "float64", "int8", "int16", "int32", "int64"),
-    *("uint8", "uint16", "uint32", "uint64"),
-)
+# Types of arrays in files: by the name in their headers.
+_DTYPES = {known.safetensors: known.storage for known in TYPES.values() if known.is_numpy}
+_NAMES = tuple(dtype.name for dtype in _DTYPES.values())
 # Limits of elements of an array, axes, and bytes of a file: real ones are smaller.
 _MOST, _MOST_AXES = 1 << 62, 32
 
@@ -152,7 +151,7 @@ class Manifest:
         return self._untiled()
 
     def _problem_of(self, array: StoredArray) -> str:
-        if array.dtype not in _DTYPES or not _are_lengths(array.shape):
+        if array.dtype not in _NAMES or not _are_lengths(array.shape):
             return f"type {_shown(array.dtype)}, shape {_shown(array.shape)}"
         for part in array.parts:
             right = _are_lengths(part.shape) and _are_counts([part.offset, *part.start])
@@ -221,7 +220,7 @@ def described(name: str, pieces: Sequence[Piece], parts: Mapping[str, PartOf] | 
     arrays = {}
     for (key, tensor), value in zip(listed.items(), values, strict=True):
         of = parts[key]
-        part_shape, dtype = tuple(tensor["shape"]), _dtype_of(tensor["dtype"])
+        part_shape, dtype = tuple(tensor["shape"]), _DTYPES[tensor["dtype"]]
         width = math.prod(part_shape[1:]) * dtype.itemsize
         digests = tuple(
             hashlib.sha256(value[first * width : last * width]).hexdigest()
@@ -276,11 +275,6 @@ def _is_grid(array: StoredArray) -> bool:
         )
         for part in array.parts
     )
-
-
-def _dtype_of(name: str) -> np.dtype[Any]:
-    kinds = {"F": "f", "I": "i", "U": "u"}
-    return np.dtype(bool) if name == "BOOL" else np.dtype(f"<{kinds[name[0]]}{int(name[1:]) // 8}")
 
 
 def _are_counts(numbers: Sequence[Any]) -> bool:

@@ -19,11 +19,11 @@ from dptrain.comm import Communicator
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers import Layer
 from dptrain.layers.low_rank import read_without_file
-from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.tensor import Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import one_line
-from dptrain.runtime.types import is_floating
+from dptrain.runtime.types import TYPES, is_floating, type_of
 
 Array = npt.NDArray[Any]
 # The most names listed in a message, and in a file.
@@ -31,7 +31,7 @@ _MAX_LISTED = 50
 MAX_NAMES = 100_000
 # Levels of a configuration: some four for each model within a model. Readers recurse, which Python bounds.
 MOST_LEVELS = 100
-_FLOATS = ("float16", "float32", "float64")
+_FLOATS = tuple(name for name, known in TYPES.items() if known.is_float and known.is_numpy)
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def portable(array: Array) -> Array:
 
 def portable_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Return the dtype of an array in files of weights: float32 for bfloat16, which HDF5 and NumPy lack."""
-    return np.dtype(np.float32) if dtype == BFLOAT16 else dtype
+    return type_of(dtype).portable
 
 
 @contextmanager

@@ -23,13 +23,15 @@ import safetensors
 from dptrain.errors import DataError
 from dptrain.program.tensor import Variable
 from dptrain.runtime.storage.files import Piece, open_regular
+from dptrain.runtime.types import TYPES, type_of
 from dptrain.saving.reading import Array, Loaded, Stored, fill, guess, portable, portable_dtype, reading, size_of
 
 _VERSION = 2
 _ZEROS = "0" * 64
 # A header names and places a tensor in about 100 bytes; the library would accept 100 MB.
 _MAX_HEADER = 16 << 20
-_DTYPES = {"F16": "float16", "F32": "float32", "F64": "float64", "I32": "int32", "I64": "int64", "U8": "uint8"}
+# NumPy's names of types by the format's.
+_DTYPES = {known.safetensors: name for name, known in TYPES.items() if known.is_numpy}
 
 
 def encode(weights: Mapping[str, Array], architecture: Sequence[Mapping[str, Any]]) -> bytes:
@@ -62,8 +64,11 @@ def pieces(arrays: Mapping[str, Array], metadata: Mapping[str, str] | None = Non
         array = portable(arrays[name])
         array = np.ascontiguousarray(array, array.dtype.newbyteorder("<"))
         begin, end = end, end + array.nbytes
-        dtype = "BOOL" if array.dtype.kind == "b" else f"{array.dtype.kind.upper()}{8 * array.dtype.itemsize}"
-        header[name] = {"dtype": dtype, "shape": list(arrays[name].shape), "data_offsets": [begin, end]}
+        header[name] = {
+            "dtype": type_of(array.dtype).safetensors,
+            "shape": list(arrays[name].shape),
+            "data_offsets": [begin, end],
+        }
         values.append(array.reshape(-1).view(np.uint8).data)
     text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
     text += b" " * (-len(text) % 8)  # values begin at a multiple of 8, as the library places them

@@ -10,16 +10,17 @@ import numpy as np
 import safetensors.numpy
 
 from dptrain.errors import DataError
-from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.tensor import Variable
 from dptrain.program.turns import TURNS
 from dptrain.registry.names import numbered
 from dptrain.registry.serialization import plain
+from dptrain.runtime.types import TYPES
 
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 _BACKUP = "dptrain backup 2"
-# The key of the names of arrays that hold bfloat16.
-_HALVES = "bfloat16"
+# Types that safetensors lacks for NumPy. Each is a key of the names of arrays that hold it, as integers of its size.
+_NOT_OF_NUMPY = {name: known.storage for name, known in TYPES.items() if not known.is_numpy}
 # The largest header that safetensors reads.
 _MAX_HEADER = 100_000_000
 # The only key of a reference to an array in JSON.
@@ -30,12 +31,13 @@ def pack(arrays: Mapping[str, np.ndarray[Any, Any]], description: Mapping[str, A
     """Return arrays and a JSON description as bytes; `kind` names the content and its format's version."""
     whole = {name: np.asarray(array, order="C") for name, array in arrays.items()}
     text = json.dumps(description)
-    halves = [name for name, array in whole.items() if array.dtype == BFLOAT16]  # which safetensors has not for NumPy
-    whole |= {name: whole[name].view(np.uint16) for name in halves}
-    names = json.dumps(halves) if halves else ""
-    metadata = {"format": kind, "about": text, "sha256": _digest(text + names, whole)}
-    metadata |= {_HALVES: names} if halves else {}
-    return safetensors.numpy.save(whole, metadata)
+    by_type = {
+        key: [name for name, array in whole.items() if array.dtype == dtype] for key, dtype in _NOT_OF_NUMPY.items()
+    }
+    whole |= {name: whole[name].view(f"u{whole[name].itemsize}") for names in by_type.values() for name in names}
+    listed = {key: json.dumps(names) for key, names in by_type.items() if names}
+    metadata = {"format": kind, "about": text, "sha256": _digest("".join([text, *listed.values()]), whole)}
+    return safetensors.numpy.save(whole, metadata | listed)
 
 
 def read_packed(file: BinaryIO) -> bytes:
@@ -65,10 +67,11 @@ def unpack(content: bytes, where: str, kind: str, advice: str) -> tuple[dict[str
         raise DataError(
             f"{where} is not a {what} of this version ({metadata.get('format')!r}, this one reads {kind!r})"
         )
-    names = metadata.get(_HALVES, "")
-    if metadata.get("sha256") != _digest(metadata.get("about", "") + names, arrays):
+    listed = {key: metadata.get(key, "") for key in _NOT_OF_NUMPY}
+    if metadata.get("sha256") != _digest("".join([metadata.get("about", ""), *listed.values()]), arrays):
         raise DataError(f"{where} is damaged (its checksum differs); {advice}")
-    arrays |= {name: arrays[name].view(BFLOAT16) for name in json.loads(names or "[]")}
+    for key, names in listed.items():
+        arrays |= {name: arrays[name].view(_NOT_OF_NUMPY[key]) for name in json.loads(names or "[]")}
     return json.loads(metadata["about"]), arrays
 
 

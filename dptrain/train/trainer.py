@@ -17,11 +17,12 @@ from dptrain.comm.mesh import BATCH
 from dptrain.errors import ConfigError
 from dptrain.program.shapes import size
 from dptrain.program.sharding.messages import all_reduced
-from dptrain.program.tensor import BFLOAT16, Variable
+from dptrain.program.tensor import Variable
 from dptrain.program.turns import TURNS
 from dptrain.runtime import heap
 from dptrain.runtime.failure import phase
 from dptrain.runtime.signals import EndlessStepError
+from dptrain.runtime.types import type_of
 from dptrain.train.health import HealthCheck, OnNonfinite, digest_every, refuse_validation
 from dptrain.train.programs import Programs, Step, Trained
 from dptrain.train.replicas import Shared
@@ -520,7 +521,7 @@ class Trainer:
 
 def _arrays(outputs: Mapping[str, npt.NDArray[Any]]) -> dict[str, npt.NDArray[Any]]:
     """Return a step's outputs; bfloat16, which NumPy lacks, as float32, like Keras on PyTorch."""
-    return {name: output.astype(np.float32) if output.dtype == BFLOAT16 else output for name, output in outputs.items()}
+    return {name: output.astype(type_of(output.dtype).portable, copy=False) for name, output in outputs.items()}
 
 
 Outputs = Sequence[tuple[Shard, Mapping[str, npt.NDArray[Any]]]]

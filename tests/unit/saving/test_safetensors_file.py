@@ -4,10 +4,12 @@ import json
 
 import hypothesis.strategies as st
 import numpy as np
+import pytest
 import safetensors.numpy
 from hypothesis import given
 from hypothesis.extra.numpy import array_shapes, arrays
 
+from dptrain.program.tensor import Variable
 from dptrain.saving import safetensors_file
 
 WEIGHTS = {"dense/kernel": np.arange(6.0, dtype=np.float32).reshape(2, 3), "dichte/größe": np.ones(3)}
@@ -48,3 +50,12 @@ def test_the_library_reads_what_was_written(tmp_path):
     with safetensors.safe_open(path, "np") as file:
         assert json.loads(file.metadata()["architecture"]) == LAYERS
     assert int.from_bytes(path.read_bytes()[:8], "little") % 8 == 0, "tensors are aligned"
+
+
+@pytest.mark.parametrize("dtype", ["bool", "int8", "uint16", "uint32", "int16", "uint64"])
+def test_weights_of_any_integer_type_are_loaded(tmp_path, dtype):
+    path, weight = tmp_path / "model.safetensors", Variable(np.zeros(3, dtype), "counts")
+    path.write_bytes(safetensors_file.encode({"counts": np.array([1, 0, 1], dtype)}, LAYERS))
+    (value,) = safetensors_file.load(path, {"counts": weight}).values.values()
+    assert value.dtype == dtype
+    np.testing.assert_array_equal(value, [1, 0, 1])
