@@ -2,15 +2,13 @@
 
 from typing import TYPE_CHECKING, Any
 
-import ml_dtypes
-import numpy as np
-
 from dptrain.errors import ConfigError
 from dptrain.mixed_precision import dtype_policy, set_dtype_policy
 from dptrain.registry.names import not_there
 from dptrain.runtime import floatx as _floatx
 from dptrain.runtime import image_format, limits
 from dptrain.runtime.output import terminal
+from dptrain.runtime.types import POLICY_TYPES, TYPES
 
 __all__ = [
     "backend",
@@ -42,7 +40,7 @@ __all__ = [
 
 _flash_attention: bool | None = None
 
-_FLOATS = ("bfloat16", "float16", "float32", "float64")
+_FLOATS = tuple(sorted(known.name for known in POLICY_TYPES))
 
 if not TYPE_CHECKING:  # type checkers would accept any name
     __getattr__ = not_there("config", __all__)
@@ -78,7 +76,7 @@ def set_floatx(value: str) -> None:
     """
     if value not in _FLOATS:
         raise ConfigError(f"Unknown `floatx` value: {value}. Expected one of {_FLOATS}")
-    _floatx.set_floatx(np.dtype(ml_dtypes.bfloat16 if value == "bfloat16" else value))
+    _floatx.set_floatx(TYPES[value].storage)
 
 
 def set_epsilon(value: float) -> None:

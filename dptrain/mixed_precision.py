@@ -7,6 +7,7 @@ from typing import Any, Self
 from dptrain.errors import ArgumentTypeError, ConfigError
 from dptrain.registry.names import not_there
 from dptrain.runtime.floatx import floatx
+from dptrain.runtime.types import POLICY_TYPES, TYPES
 
 __all__ = [
     "DTypePolicy",
@@ -26,9 +27,8 @@ def __getattr__(name: str) -> Any:
 
 
 # Compute type and variable type of each policy.
-POLICIES = {name: (name, name) for name in ("float32", "float64", "bfloat16", "float16")} | {
-    "mixed_bfloat16": ("bfloat16", "float32"),
-    "mixed_float16": ("float16", "float32"),
+POLICIES = {known.name: (known.name, known.name) for known in POLICY_TYPES} | {
+    f"mixed_{known.name}": (known.name, known.compute.name) for known in POLICY_TYPES if known.is_narrow
 }
 
 
@@ -64,7 +64,7 @@ class DTypePolicy:
     @property
     def _data_dtype(self) -> str:
         """The dtype of inputs, targets, losses and metrics: that of the weights, but never half precision."""
-        return "float64" if self.variable_dtype == "float64" else "float32"
+        return TYPES[self.variable_dtype].compute.name
 
     def get_config(self) -> dict[str, Any]:
         """Return the name."""

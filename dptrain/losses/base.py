@@ -17,7 +17,7 @@ from dptrain.program.shapes import differ, is_one
 from dptrain.program.tensor import FLOATX, Tensor, as_tensors, mask_of
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable, function_named
-from dptrain.runtime.types import is_floating, is_narrow
+from dptrain.runtime.types import TYPES, is_floating, is_narrow
 
 REDUCTIONS = ("sum_over_batch_size", "mean", "sum", "mean_with_sample_weight", "none")
 
@@ -64,9 +64,9 @@ class Loss(Configurable):
         try:
             policy = policy_of(dtype)
         except ConfigError:
-            raise ConfigError(
-                f"dtype = {dtype!r} of a loss: expected float16, bfloat16, float32, float64 or a policy"
-            ) from None
+            by_size = sorted(TYPES.values(), key=lambda known: known.storage.itemsize)
+            names = ", ".join(known.name for known in by_size if known.is_policy)
+            raise ConfigError(f"dtype = {dtype!r} of a loss: expected {names} or a policy") from None
         self.reduction, self.dtype = reduction, None if policy is None else policy.compute_dtype
         self.name = snake_case(type(self).__name__) if name is None else name
 

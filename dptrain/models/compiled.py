@@ -20,6 +20,7 @@ from dptrain.optimizers import LossScaleOptimizer, Optimizer
 from dptrain.optimizers.absent import AbsentOptimizer
 from dptrain.program import tree
 from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.runtime.types import FLOATX, POLICY_TYPES, type_of
 from dptrain.train.sharding import Sharded
 from dptrain.train.transports import TRANSPORTS
 
@@ -77,8 +78,9 @@ class Compiled:
         """Refuse unknown names, sizes that are not above 0, and options that exclude each other."""
         if self.comm not in TRANSPORTS:
             raise ConfigError(f"comm = {self.comm!r}: expected one of {', '.join(map(repr, TRANSPORTS))}")
-        if self.comm_dtype not in (None, "bfloat16", "float16"):
-            raise ConfigError(f"comm_dtype = {self.comm_dtype!r}: expected None, 'bfloat16' or 'float16'")
+        narrow = [known.name for known in POLICY_TYPES if known.is_narrow]
+        if self.comm_dtype not in (None, *narrow):
+            raise ConfigError(f"comm_dtype = {self.comm_dtype!r}: expected None, {' or '.join(map(repr, narrow))}")
         if not all(isinstance(factor, Real) for factor in tree.leaves(self.loss_weights)):
             raise ConfigError(f"loss_weights = {self.loss_weights!r}: expected numbers; metrics is the fourth argument")
         for name, size in (("bucket_mb", self.bucket_mb), ("device_mb", self.device_mb)):
@@ -564,16 +566,15 @@ def _by_output(value: Any, names: Sequence[str], nested: Any, what: str, several
     return [value] * len(names)
 
 
-# Target types whose arithmetic wraps, or is undefined, and the types that losses and metrics get instead.
-_WIDER = {"bool": "float32", "uint8": "int32", "int8": "int32", "uint16": "int32", "int16": "int32", "uint32": "int64"}
-
-
 def _for_arithmetic(target: Any) -> Any:
-    """Widen targets so that a user's function can compute: -y of uint8 would wrap."""
+    """Widen targets so that a user's function can compute: -y of uint8 would wrap, and of booleans is undefined."""
     if target is None:
         return None
     (tensor,) = as_tensors([target])
-    return ops.cast(tensor, _WIDER[tensor.dtype.name]) if tensor.dtype.name in _WIDER else tensor
+    if tensor.dtype == np.bool_:
+        return ops.cast(tensor, FLOATX)
+    is_small = type_of(tensor.dtype).is_integer and tensor.dtype.itemsize <= 4
+    return ops.cast(tensor, np.promote_types(tensor.dtype, np.int32)) if is_small else tensor
 
 
 def _ordered(data: Any, names: Sequence[str], *, spread: bool = False) -> list[Any]:

@@ -17,12 +17,9 @@ from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.shapes import Shape, row_axis
 from dptrain.program.tensor import Node, Tensor
+from dptrain.runtime.types import type_of
 
 Array = npt.NDArray[Any]
-
-# ONNX Runtime has kernels of arithmetic and comparisons for these types; others are computed in a wider one.
-_COMPUTED = ("float32", "float64", "int32", "int64")
-_WIDER = {"float16": "float32", "bool": "int32", "int8": "int32", "uint8": "int32", "int16": "int32", "uint16": "int32"}
 
 _COMPARISONS = ("Equal", "Less", "LessOrEqual", "Greater", "GreaterOrEqual")
 
@@ -141,8 +138,7 @@ class OnnxGraph:
 
     def computed(self, value: Value, dtype: npt.DTypeLike | None = None) -> Value:
         """Return a value in a type fit for computing: `dtype`, by default its own, or a wider one."""
-        name = np.dtype(value.dtype if dtype is None else dtype).name
-        return self.cast(value, name if name in _COMPUTED else _WIDER.get(name, "int64"))
+        return self.cast(value, type_of(np.dtype(value.dtype if dtype is None else dtype)).onnx)
 
     def transpose(self, value: Value, axes: Sequence[int]) -> Value:
         """Return a value with its axes in another order."""

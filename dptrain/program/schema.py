@@ -3,7 +3,7 @@
 import typing
 from collections.abc import Mapping
 from functools import cache
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Interval
@@ -12,12 +12,15 @@ from dptrain.errors import DataError
 from dptrain.program.dims import Dim, number_of
 from dptrain.program.op import Op
 from dptrain.runtime.text import short
+from dptrain.runtime.types import TYPES
 
 # A seed, or another number of 64 bits.
 Word = Annotated[int, Interval(ge=0, lt=2**64)]
 # The name of an element's type, as NumPy has it.
-Whole = Literal["bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"]
-TypeName = Whole | Literal["bfloat16", "float16", "float32", "float64"]
+if TYPE_CHECKING:
+    TypeName = str
+else:
+    TypeName = Literal[*TYPES]
 # Bounds of all integers.
 _LEAST, _MOST = -(2**63), 2**64 - 1
 # Keywords that are no attributes.

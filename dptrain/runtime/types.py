@@ -197,6 +197,11 @@ def type_of(dtype: DType) -> NumberType:
     )
 
 
+def named(char: str) -> str:
+    """Return the name of a type by its character, which NumPy does not know of those of ml_dtypes."""
+    return next((known.name for known in TYPES.values() if known.storage.char == char), None) or np.dtype(char).name
+
+
 @functools.lru_cache(512)
 def is_floating(dtype: DType) -> bool:
     """Whether a type is floating-point, those of ml_dtypes included."""

@@ -1,17 +1,21 @@
 """Policies: what layers and models compute in that nobody has told."""
 
+from typing import get_args, get_type_hints
+
 import numpy as np
 import pytest
 
 import dptrain as keras
 from dptrain import layers, mixed_precision, ops
 from dptrain.backend.cpu.compile import compiler
+from dptrain.cli.options.config import Config
 from dptrain.errors import ConfigError, DivergenceError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Variable
+from dptrain.runtime.types import POLICY_TYPES
 from dptrain.saving import load_program
 from tests.unit.program.virtual_ranks import run_on_ranks
 
@@ -271,3 +275,10 @@ def test_a_policy_without_a_name_is_the_global_one():
     for policy in (None, 12345):
         with pytest.raises(ConfigError, match="Invalid `policy` argument"):
             keras.config.set_dtype_policy(policy)
+
+
+def test_the_command_line_has_every_policy_and_narrow_type():
+    hints = get_type_hints(Config)
+    assert set(get_args(hints["dtype"])) == set(mixed_precision.POLICIES)
+    names = {name for choice in get_args(hints["comm_dtype"]) for name in get_args(choice)}
+    assert names == {known.name for known in POLICY_TYPES if known.is_narrow}

@@ -21,6 +21,7 @@ from dptrain.program.lowering import (
 )
 from dptrain.program.shapes import Shape, is_one, row_axis
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.types import is_floating, is_narrow
 
 
 class CallArguments(Protocol):
@@ -121,7 +122,7 @@ def _windows(call: Call, numbers: CallArguments) -> str | None:
     assert op is not None
     assert isinstance(op.lowering, Windows)
     image, _, kernel = op.lowering.shapes(tensor)
-    if any(source.dtype != tensor.dtype for source in tensor.inputs) or (kernel and tensor.dtype.kind != "f"):
+    if any(source.dtype != tensor.dtype for source in tensor.inputs) or (kernel and not is_floating(tensor.dtype)):
         return None
     window = f"dp_Window{{{{{', '.join(map(str, op.lowering.numbers(tensor)))}}}}}"
     sizes = ", ".join([numel_text(image[:1]), *(numel_text((n,)) for n in kernel[2:] or image[3:])])
@@ -143,8 +144,10 @@ def _attention(call: Call, numbers: CallArguments) -> str | None:
     lowering, inputs = lowering_of(tensor), tensor.inputs
     assert isinstance(lowering, AttentionLowering)
     count = 4 if lowering.gradient else 3
-    if tensor.dtype.name not in ("float32", "float64") or any(
-        operand.dtype != tensor.dtype for operand in inputs[:count]
+    if (
+        not is_floating(tensor.dtype)
+        or is_narrow(tensor.dtype)
+        or any(operand.dtype != tensor.dtype for operand in inputs[:count])
     ):
         return None
     scalar, (q, k, v) = ctype(tensor.dtype), inputs[count - 3 : count]

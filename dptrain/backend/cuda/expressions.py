@@ -52,6 +52,7 @@ from dptrain.program.schedule.statements import (
     loads,
 )
 from dptrain.program.tensor import DType, Tensor
+from dptrain.runtime.types import is_floating
 
 
 @dataclass
@@ -359,7 +360,7 @@ def differs_by_run(value: Any, dtype: DType) -> bool:
     which differ only in these share kernels and launches.
     """
     number = np.asarray(value).astype(dtype)[()]
-    if dtype.kind == "f":
+    if is_floating(dtype):
         return bool(np.isfinite(number) and abs(number) not in (0, 1))
     return dtype.kind == "u" and int(number) >= _LEAST_THRESHOLD
 

@@ -13,6 +13,7 @@ from dptrain.layers.base import BuildShape, Layer
 from dptrain.ops.math.roots import root_of_squares
 from dptrain.program.tensor import Tensor
 from dptrain.runtime.image_format import checked_format
+from dptrain.runtime.types import is_floating
 
 Array = npt.NDArray[Any]
 # The mel scale: mel(f) = 1127 log(1 + f / 700).
@@ -204,7 +205,7 @@ class STFTSpectrogram(Layer):
 
     def call(self, inputs: Any) -> Tensor:
         """Return the spectrograms of signals."""
-        if inputs.dtype.name not in ("float16", "bfloat16", "float32", "float64"):
+        if not is_floating(inputs.dtype):
             raise ArgumentTypeError(
                 "Invalid input type. Expected `float16`, `float32` or `float64`. Received: input "
                 f"type={inputs.dtype.name}"

@@ -14,7 +14,7 @@ from dptrain.program.codegen.index_expr import FloorDiv, IndexExpr, Numel, numel
 from dptrain.program.lowering import Element, lowering_of
 from dptrain.program.tensor import DType, Tensor
 from dptrain.program.types import promoted_in_kernels
-from dptrain.runtime.types import type_of
+from dptrain.runtime.types import is_floating, type_of
 
 
 class Ex(NamedTuple):
@@ -117,7 +117,7 @@ def operand_dtypes(tensor: Tensor) -> list[DType]:
         if element.conditions:
             return [np.dtype(bool) if n in element.conditions else tensor.dtype for n in range(len(dtypes))]
         if element.by_last:
-            return [np.dtype(np.float64 if dtypes[0].kind == "f" else np.int64)]
+            return [np.dtype(np.float64 if is_floating(dtypes[0]) else np.int64)]
     return [promoted_in_kernels(tensor.dtype, *dtypes)] * len(dtypes)
 
 

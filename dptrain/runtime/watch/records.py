@@ -52,9 +52,6 @@ _NAME = slice(128, 128 + NAME_BYTES)
 _PLACE = slice(192, 320)
 _SEGMENTS = slice(320, _BYTES)
 
-# Names of types with characters of ml_dtypes, not NumPy.
-_NOT_OF_NUMPY = {"E": "bfloat16"}
-
 # Collective, count, dtype, checksum of the ranks' parts, group.
 _CALL = struct.Struct("qqqqq")
 
@@ -246,11 +243,10 @@ class Record:
         kind, count, dtype, parts = self._numbers[_KIND:_GROUP]
         if not dtype:
             return _WORDS[kind]
-        from numpy import dtype as named  # only on demand
+        from dptrain.runtime.types import named  # only on demand, as it needs NumPy
 
-        name = chr(dtype)
         cut = f" in parts with the checksum {parts:08x}" if parts else ""
-        return f"{_WORDS[kind]} of {count} {_NOT_OF_NUMPY.get(name) or named(name)}{cut}"
+        return f"{_WORDS[kind]} of {count} {named(chr(dtype))}{cut}"
 
     @property
     def phase_memory(self) -> tuple[memoryview, memoryview]:
