@@ -24,12 +24,10 @@ from dptrain.comm.base import Communicator
 from dptrain.comm.device import AddingCommunicator, DeviceBuffer, DeviceStream
 from dptrain.errors import DeviceError
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.types import type_of
 from dptrain.runtime.watch import watchdog
 from dptrain.runtime.watch.records import Collective
 
-# Types that NCCL sums. It would round half precision at every rank; and its maximum of a number and NaN is the number.
-_SUMS = ("float32", "float64", "int32", "int64", "uint32", "uint64", "int8", "uint8")
-_GREATEST = tuple(name for name in _SUMS if not name.startswith("float"))
 # Results that are no errors: ncclSuccess and ncclInProgress.
 _FINE = (0, 7)
 # Seconds that an abort may take before the job ends without it.
@@ -95,8 +93,8 @@ class NcclCommunicator(AddingCommunicator):
         return self._nccl.register_buffer(memory)
 
     def adds(self, dtype: np.dtype[Any], over: str) -> bool:
-        """Whether NCCL reduces the type, see `_SUMS`."""
-        return dtype.name in (_SUMS if over == "sum" else _GREATEST)
+        """Whether NCCL reduces the type."""
+        return over in type_of(dtype).nccl
 
     def all_reduce(self, buffer: DeviceBuffer, over: str, stream: DeviceStream) -> None:
         """`ncclAllReduce`, in place."""

@@ -15,7 +15,7 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.sharding.mesh import ALL_REDUCE, PlacedProgram
 from dptrain.program.tensor import Tensor, tracing
-from dptrain.runtime.types import is_narrow
+from dptrain.runtime.types import type_of
 
 # Precision of a GPU's float32 products: as they are, or with factors rounded to TF32's 10 bits of mantissa.
 PRECISIONS = ("float32", "tf32")
@@ -146,8 +146,10 @@ def _narrow(tensor: Tensor) -> Tensor | None:
         if beneath is None:
             return None
         return Tensor(tensor.op, [beneath], tensor.attributes, tensor.shape, beneath.dtype, name=tensor.name)
-    widens = isinstance(lowering, Element) and lowering.converts and tensor.dtype == np.float32
-    return tensor.inputs[0] if widens and is_narrow(tensor.inputs[0].dtype) else None
+    if not (isinstance(lowering, Element) and lowering.converts and tensor.dtype == np.float32):
+        return None
+    known = type_of(tensor.inputs[0].dtype)
+    return tensor.inputs[0] if known.is_narrow and known.is_factor else None
 
 
 def without_repeats(program: Program) -> Program:

@@ -9,7 +9,7 @@ from dptrain.program.codegen.cpp import numel_text
 from dptrain.program.lowering import AttentionKernel, lowering_of
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Tensor
-from dptrain.runtime.types import is_narrow
+from dptrain.runtime.types import type_of
 
 # Of a block.
 ATTENTION_THREADS = 128
@@ -28,9 +28,10 @@ def attention_precision(operands: Sequence[Tensor], of_halves: str) -> str | Non
         isinstance(operand.shape[3], int) and 0 < operand.shape[3] <= max(_TILES) for operand in operands
     ):
         return None
-    if is_narrow(dtype):
-        return "float32" if of_halves == "float32" else "half"
-    return "float32" if dtype == np.float32 else None
+    known = type_of(dtype)
+    if not known.is_factor or known.compute != np.float32:
+        return None
+    return "half" if known.is_narrow and of_halves != "float32" else "float32"
 
 
 @dataclass(frozen=True)

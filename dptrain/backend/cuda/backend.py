@@ -39,9 +39,8 @@ from dptrain.program.program import Program
 from dptrain.program.schedule.clock import Clock
 from dptrain.program.tensor import Variable
 from dptrain.runtime.garbage import uncollected
+from dptrain.runtime.types import type_of
 
-# Types that kernels read.
-STORED = (*("bool", "uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "int64", "float32", "float64"),)
 # The part of a GPU's memory that samples leave free, for intermediate results and other processes.
 _RESERVE = 0.05
 # Shared samples that a backend keeps when nobody reads them: features, targets, weights, and those for validation.
@@ -406,10 +405,9 @@ class CudaBackend(Backend):
 
 
 def _stored(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The type of samples on the device: types that no kernel reads become the next larger one."""
-    if dtype.name in STORED:
-        return dtype.newbyteorder("=")
-    return np.dtype({"float16": np.float32}.get(dtype.name, np.float64))
+    """The type of samples on the device: that in which kernels compute them, float64 if they do not know the type."""
+    known = type_of(dtype)
+    return np.dtype(np.float64) if known.c is None else known.compute
 
 
 def _stored_bytes(array: HostArray) -> int:

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from dptrain.backend.cuda.products import ProductPlan
 from dptrain.errors import DeviceError
 from dptrain.program.tensor import Tensor
+from dptrain.runtime.types import TYPES
 
 # Of `TmaShape` (kernels/product_tma.cuh), and bytes of the two maps of a product.
 COLUMNS, THREADS, _DEPTH, MAPS_BYTES = 256, 288, 64, 256
-# CUDA's numbers: types of elements (cuda.h, CUtensorMapDataType), the 128-byte swizzle, and reads of 256 bytes into L2.
-_TYPES = {"float16": 6, "bfloat16": 9}
+# CUDA's numbers (cuda.h): the 128-byte swizzle, and reads of 256 bytes into L2.
 _SWIZZLE, _INTO_L2 = 3, 3
 # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION and CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES.
 _CLUSTER_DIMENSION, _MAX_DYNAMIC_SHARED = 4, 8
@@ -96,7 +96,7 @@ def _encoded(address: int, rows: int, columns: int, box_rows: int, dtype: str) -
     size, pitch = (ctypes.c_uint64 * 2)(columns, rows), (ctypes.c_uint64 * 1)(2 * columns)
     box, steps = (ctypes.c_uint32 * 2)(_DEPTH, box_rows), (ctypes.c_uint32 * 2)(1, 1)
     code = encode(
-        *(ctypes.c_void_p(place), _TYPES[dtype], ctypes.c_uint32(2), ctypes.c_void_p(address)),
+        *(ctypes.c_void_p(place), TYPES[dtype].tensor_map, ctypes.c_uint32(2), ctypes.c_void_p(address)),
         *(size, pitch, box, steps, 0, _SWIZZLE, _INTO_L2, 0),
     )
     if code:

@@ -49,7 +49,7 @@ from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import SENT, Stage, stages
 from dptrain.program.steps import step_of
 from dptrain.program.tensor import DType, Node, Tensor
-from dptrain.runtime.types import is_narrow
+from dptrain.runtime.types import type_of
 
 
 def fuse(program: Program, *, join: bool = True) -> Fused:
@@ -158,7 +158,7 @@ class _Fuser:
         """Return a matrix product, or its sum over the leading axes."""
         inputs = [self._view(factor) for factor in product.inputs]
         a, b = (factor.dtype for factor in product.inputs)
-        dtype = a if a == b and is_narrow(a) else product.dtype
+        dtype = a if a == b and type_of(a).is_factor else product.dtype
         for number, (factor, view) in enumerate(zip(product.inputs, inputs, strict=True)):
             if factor.dtype != dtype or matrix(view, factor.shape) is None:
                 inputs[number] = self._stored(factor, dtype)

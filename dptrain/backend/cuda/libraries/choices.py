@@ -22,9 +22,10 @@ from dptrain.errors import ConfigError, DeviceError
 from dptrain.program.lowering import ConvolutionLowering, Product
 from dptrain.program.operand import METHODS, OPERATORS, OPS
 from dptrain.program.program import Program, trace
-from dptrain.program.tensor import BFLOAT16, Tensor, Variable
+from dptrain.program.tensor import Tensor, Variable
 from dptrain.runtime.output.streams import write_error
 from dptrain.runtime.storage.measurements import Measurements, are_seconds
+from dptrain.runtime.types import TYPES
 from dptrain.version import __version__
 
 if TYPE_CHECKING:
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 OURS = "dptrain"
 # Timed rounds of so many executions each, and warm-up rounds.
 _ROUNDS, _TIMES, _WARM_UP = 5, 10, 1
-_TYPES = {"float32": np.dtype(np.float32), "bfloat16": BFLOAT16, "float16": np.dtype(np.float16)}
 # A library may take at most this part of our time: our kernels share launches with their neighbours.
 _FASTER = 0.95
 
@@ -251,7 +251,7 @@ def program_of(problem: Problem) -> tuple[Program, list[Variable]]:
         )
 
     rng = np.random.default_rng(0)
-    dtype = _TYPES[problem.dtype]
+    dtype = TYPES[problem.dtype].storage
     operands = [
         Variable(rng.integers(-1, 2, operand_shape).astype(dtype), name)
         for name, operand_shape in zip("ab", shapes, strict=True)

@@ -24,6 +24,7 @@ import numpy as np
 from dptrain.backend.cuda.libraries.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.types import TYPES
 
 # NVIDIA's recommendation for Hopper; older GPUs need less.
 WORKSPACE_BYTES = 32 * 2**20
@@ -75,11 +76,7 @@ class CublasLt:
                 f"gemm = 'cublaslt': nvmath-python is not installed ({error}); {pip_install('cublaslt')}"
             ) from error
         self._lt, self._stream = cublasLt, stream
-        self._kinds = {
-            "float32": int(CudaDataType.CUDA_R_32F),
-            "bfloat16": int(CudaDataType.CUDA_R_16BF),
-            "float16": int(CudaDataType.CUDA_R_16F),
-        }
+        self._kinds = {name: int(getattr(CudaDataType, known.cublas)) for name, known in TYPES.items() if known.cublas}
         compute = cublas.ComputeType
         self._of_halves = int(compute.COMPUTE_32F)
         self._compute = self._of_halves if precision == "float32" else int(compute.COMPUTE_32F_FAST_TF32)

@@ -29,13 +29,13 @@ from typing import Any, NamedTuple
 from dptrain.backend.cuda.libraries.providers import Problem
 from dptrain.errors import ConfigError, DeviceError
 from dptrain.runtime.extras import pip_install
+from dptrain.runtime.types import TYPES
 
 # Limit of a plan's workspace: kernels' gradients in slices take some MB each.
 WORKSPACE_BYTES = 256 * 2**20
 # Notes of plans that compute anything but a matrix product in the requested precision.
 _REFUSED = ("NONDETERMINISTIC", "DOWN_CONVERT_INPUTS", "REDUCED_PRECISION_REDUCTION", "FFT", "WINOGRAD")
 _TILES = ("WINOGRAD_TILE_4x4", "WINOGRAD_TILE_6x6", "WINOGRAD_TILE_13x13")
-_TYPES = {"float32": "FLOAT", "bfloat16": "BFLOAT16", "float16": "HALF"}
 _FIRST, _SECOND, _MADE = 1, 2, 3
 
 
@@ -137,7 +137,7 @@ class Cudnn:
             return None
         images, places, kernel = layouts(problem, window)
         kinds, float32 = cudnn.data_type, cudnn.data_type.FLOAT
-        dtype = getattr(kinds, _TYPES[problem.dtype])
+        dtype = getattr(kinds, TYPES[problem.dtype].cudnn or "")
         graph = cudnn.pygraph(
             name="convolution",
             io_data_type=dtype,

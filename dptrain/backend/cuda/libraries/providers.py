@@ -17,7 +17,7 @@ from dptrain.program.passes import rewritten
 from dptrain.program.program import Program
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Tensor
-from dptrain.runtime.types import is_narrow
+from dptrain.runtime.types import type_of
 
 Kind = Literal["gemm", "conv"]
 # The libraries for matrix products and for convolutions.
@@ -88,7 +88,7 @@ def is_product(tensor: Tensor) -> bool:
     if not isinstance(lowering := lowering_of(tensor), Product | ConvolutionLowering) or tensor.dtype != np.float32:
         return False
     a, b = (factor.dtype for factor in tensor.inputs)
-    if a != b or not (a == np.float32 or is_narrow(a)):
+    if a != b or not type_of(a).is_factor or type_of(a).compute != np.float32:
         return False
     if isinstance(lowering, ConvolutionLowering):
         return True
