@@ -3,8 +3,8 @@
 // values that change places, do but for one case in 2^32 or fewer: folded, the highest bits reach the middle of the
 // product. Sums of integers have the same bits in whatever order they are made.
 //
-// The last word is filled up with zeros. Beside the digest it says whether a float (`size` 4) or double (8) among them is
-// NaN or infinite; of other types (0) nothing is.
+// The last word is filled up with zeros. Beside the digest it says whether a number among them is NaN or infinite: all bits
+// of its type's mask are set then (`not_finite` of the table in dptrain/runtime/types.py); 0 if nothing is.
 //
 // Source of the numbers: G. Steele, D. Lea and C. Flood, "Fast splittable pseudorandom number generators", 2014 (SplitMix64).
 #ifndef DPTRAIN_DIGEST_H
@@ -28,32 +28,26 @@ DP_INLINE dp_word dp_odd_of_block(dp_word block) { return dp_odd(block + (1ull <
 
 DP_INLINE dp_word dp_folded(dp_word word) { return word ^ (word >> 32); }
 
-// The bits of an exponent that say "not finite" of a type's last number in a word, by the type's code: its bytes, but
-// 2 for bfloat16 and 3 for float16; 0 for others.
-DP_INLINE dp_word dp_exponent(int code) {
-    return code == 8 ? 0x7FF0000000000000ull : code == 4 ? 0x7F800000ull : code == 3 ? 0x7C00ull : 0x7F80ull;
-}
+// Bits of the numbers with this mask, which reaches to the bit below the sign.
+DP_INLINE int dp_bits_of(dp_word mask) { return mask >> 32 ? 64 : mask >> 16 ? 32 : mask >> 8 ? 16 : 8; }
 
-DP_INLINE bool dp_not_finite(dp_word word, int code) {
-    if (!code) return false;
-    const int bits = 8 * (code == 3 ? 2 : code);
+DP_INLINE bool dp_not_finite(dp_word word, dp_word mask) {
+    if (!mask) return false;
+    const int bits = dp_bits_of(mask);
     bool found = false;
-    for (int at = 0; at < 64; at += bits) {
-        const dp_word exponent = dp_exponent(code) << at;
-        found |= (word & exponent) == exponent;
-    }
+    for (int at = 0; at < 64; at += bits) found |= (word >> at & mask) == mask;
     return found;
 }
 
 #ifdef __CUDACC__
 
 // Adds the digest of array blockIdx.y to out[2 * blockIdx.y], and to the next how many threads have seen what is not
-// finite. An entry of `table` is an array's address, its bytes and its type's code. Grid: any number of blocks, arrays; 256 threads.
+// finite. An entry of `table` is an array's address, its bytes and its type's mask. Grid: any number of blocks, arrays; 256 threads.
 extern "C" __global__ void digest(const long long *table, dp_word *out) {
     const long long *entry = table + 3 * blockIdx.y;
     const unsigned char *bytes = (const unsigned char *)entry[0];
     const long long length = entry[1], words = (length + 7) / 8, blocks = (words + DP_BLOCK - 1) / DP_BLOCK;
-    const int code = (int)entry[2];
+    const dp_word mask = (dp_word)entry[2];
     dp_word total = 0, wrong = 0;
     for (long long block = blockIdx.x; block < blocks; block += gridDim.x) {
         dp_word sum = 0;
@@ -64,7 +58,7 @@ extern "C" __global__ void digest(const long long *table, dp_word *out) {
             if (n * 8 + 8 <= length) word = ((const dp_word *)bytes)[n];
             else for (int k = 0; n * 8 + k < length; ++k) word |= (dp_word)bytes[n * 8 + k] << (8 * k);
             sum += dp_folded(word) * dp_odd(place);
-            wrong |= dp_not_finite(word, code);
+            wrong |= dp_not_finite(word, mask);
         }
         total += sum * dp_odd_of_block(block);
     }
@@ -74,18 +68,18 @@ extern "C" __global__ void digest(const long long *table, dp_word *out) {
 
 #else
 
-template <class T> static bool dp_has_not_finite(const char *from, int64_t count, T exponent) {
+template <class T> static bool dp_has_not_finite(const char *from, int64_t count, T mask) {
     T most = 0, one;
     for (int64_t n = 0; n < count; ++n) {
         memcpy(&one, from + n * sizeof(T), sizeof(T));
-        one &= exponent;
+        one &= mask;
         most = one > most ? one : most;
     }
-    return most == exponent;
+    return most == mask;
 }
 
 // Writes the digest of each of `count` arrays, and 1 or 0 for whether it holds what is not finite; as the kernel.
-extern "C" void digest(const char *const *arrays, const int64_t *lengths, const int64_t *codes, int64_t count,
+extern "C" void digest(const char *const *arrays, const int64_t *lengths, const int64_t *masks, int64_t count,
                        dp_word *out) {
     dp_word odd[DP_BLOCK];
     for (int place = 0; place < DP_BLOCK; ++place) odd[place] = dp_odd(place);
@@ -100,15 +94,17 @@ extern "C" void digest(const char *const *arrays, const int64_t *lengths, const 
                 memcpy(&word, from + 8 * place, 8);
                 sum += dp_folded(word) * odd[place];
             }
-            const dp_word exponent = dp_exponent((int)codes[a]);
-            if (codes[a] == 2 || codes[a] == 3) wrong |= dp_has_not_finite<uint16_t>(from, 4 * whole, exponent);
-            if (codes[a] == 4) wrong |= dp_has_not_finite<uint32_t>(from, 2 * whole, exponent);
-            if (codes[a] == 8) wrong |= dp_has_not_finite<uint64_t>(from, whole, exponent);
+            const dp_word mask = (dp_word)masks[a];
+            const int bits = mask ? dp_bits_of(mask) : 0;
+            if (bits == 8) wrong |= dp_has_not_finite<uint8_t>(from, 8 * whole, mask);
+            if (bits == 16) wrong |= dp_has_not_finite<uint16_t>(from, 4 * whole, mask);
+            if (bits == 32) wrong |= dp_has_not_finite<uint32_t>(from, 2 * whole, mask);
+            if (bits == 64) wrong |= dp_has_not_finite<uint64_t>(from, whole, mask);
             if (whole < DP_BLOCK && rest) {
                 word = 0;
                 memcpy(&word, from + 8 * whole, rest);
                 sum += dp_folded(word) * odd[whole];
-                wrong |= dp_not_finite(word, (int)codes[a]);
+                wrong |= dp_not_finite(word, mask);
             }
             total += sum * dp_odd_of_block(first / DP_BLOCK);
         }

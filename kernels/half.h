@@ -65,4 +65,9 @@ struct dp_float16 {
     }
 };
 
+// The type in which numbers of T are computed and added up: half precision is rounded once, at the end.
+template <class T> struct dp_Computed { typedef T type; };
+template <> struct dp_Computed<dp_bfloat16> { typedef float type; };
+template <> struct dp_Computed<dp_float16> { typedef float type; };
+
 #endif

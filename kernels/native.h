@@ -20,7 +20,7 @@
 typedef int64_t Index;  // into arrays
 
 // Those of native_threads.h, native_product.h, native_convolution.h and native_winograd.h, which are compiled once for all
-// programs; products and convolutions are null in a program that has none of their type.
+// programs.
 typedef void dp_Part(void *data, int64_t part);
 typedef void dp_Parallel(int64_t threads, int64_t parts, dp_Part *f, void *data);
 typedef void dp_Range(void *context, int64_t low, int64_t high);
@@ -33,6 +33,13 @@ using dp_Convolution = bool(dp_Parallel *parallel, int64_t threads, dp_Makes mak
                             int64_t I, int64_t O, const T *one, const T *other, T *out, dp_Range *epilogue,
                             void *context, int64_t step, int64_t operations);
 
+// Types of factors, in the order of the table in dptrain/runtime/types.py.
+enum dp_Factor { DP_FLOAT16, DP_FLOAT32, DP_FLOAT64, DP_BFLOAT16, DP_FACTORS };
+static inline constexpr dp_Factor dp_factor(const dp_float16 *) { return DP_FLOAT16; }
+static inline constexpr dp_Factor dp_factor(const float *) { return DP_FLOAT32; }
+static inline constexpr dp_Factor dp_factor(const double *) { return DP_FLOAT64; }
+static inline constexpr dp_Factor dp_factor(const dp_bfloat16 *) { return DP_BFLOAT16; }
+
 struct Context {
     char **p;           // where roots lie
     const int64_t *n;   // rows of tables from which rows are gathered
@@ -44,16 +51,7 @@ struct Context {
     int64_t asked;      // when it did, in ms
     int64_t threads;    // that a loop or a product may use
     dp_Parallel *parallel;
-    dp_Multiply<float, float> *multiply_float;
-    dp_Multiply<double, double> *multiply_double;
-    dp_Multiply<dp_bfloat16, float> *multiply_bfloat16;
-    dp_Multiply<dp_float16, float> *multiply_float16;
-    dp_Convolution<float> *channels_float;   // whose vectors hold channels, or pixels; Winograd's
-    dp_Convolution<double> *channels_double;
-    dp_Convolution<float> *pixels_float;
-    dp_Convolution<double> *pixels_double;
-    dp_Convolution<float> *winograd_float;
-    dp_Convolution<double> *winograd_double;
+    void *functions[DP_IMPLEMENTATIONS][DP_FACTORS];  // products and convolutions; null if the program has none such
     const struct dp_Message *const *messages;               // of native_ranks.h
     int64_t (*sum)(const struct dp_Message *message);       // over the ranks; not 0 where that fails
     char *sums;         // of blocks of rows, in the loop that is executed
@@ -280,10 +278,9 @@ static inline void dp_summed(Context &c, const int *s, dp_Loop *loop, dp_Ending 
     ending(c, s, blocks);
 }
 
-static inline auto dp_multiply(const Context &c, const float *) { return c.multiply_float; }
-static inline auto dp_multiply(const Context &c, const double *) { return c.multiply_double; }
-static inline auto dp_multiply(const Context &c, const dp_bfloat16 *) { return c.multiply_bfloat16; }
-static inline auto dp_multiply(const Context &c, const dp_float16 *) { return c.multiply_float16; }
+template <class F> static inline auto dp_multiply(const Context &c, const F *a) {
+    return (dp_Multiply<F, typename dp_Computed<F>::type> *)c.functions[DP_PRODUCT][dp_factor(a)];
+}
 
 // What threads do next with rows of a result that they have just computed, multiples of `step` of them; and its operations
 // on single elements.

@@ -64,11 +64,8 @@ template <class T> static T *dp_scratch(int64_t size) {
     return (T *)memory.of(size * sizeof(T));
 }
 
-static inline auto dp_convolution(const Context &c, dp_Implementation by, const float *) {
-    return by == DP_WINOGRAD ? c.winograd_float : by == DP_PIXELS ? c.pixels_float : c.channels_float;
-}
-static inline auto dp_convolution(const Context &c, dp_Implementation by, const double *) {
-    return by == DP_WINOGRAD ? c.winograd_double : by == DP_PIXELS ? c.pixels_double : c.channels_double;
+template <class T> static inline auto dp_convolution(const Context &c, dp_Implementation by, const T *x) {
+    return (dp_Convolution<T> *)c.functions[by][dp_factor(x)];
 }
 
 static inline bool dp_is_empty(const dp_Window &w, int64_t B, int64_t I, int64_t O) {

@@ -61,8 +61,9 @@ static inline void dp_add_two(S *__restrict out, const T *__restrict one, const 
     for (int64_t k = 0; k < n; ++k) out[k] = (S)((A)one[k] + (A)other[k]);
 }
 
-// In the tree of `TreeSum` (comm/node_sum.py), numbers of type T added up as A.
-template <class T, class A> static void dp_add(const dp_Message *m, int64_t low, int64_t high) {
+// In the tree of `TreeSum` (comm/node_sum.py).
+template <class T> static void dp_add(const dp_Message *m, int64_t low, int64_t high) {
+    typedef typename dp_Computed<T>::type A;
     const T *const *given = (const T *const *)m->given;
     T *found = (T *)m->found;
     if (m->ranks == 2) return dp_add_two<T, A>(found + low, given[0] + low, given[1] + low, high - low);
@@ -89,14 +90,12 @@ template <class T, class A> static void dp_add(const dp_Message *m, int64_t low,
     }
 }
 
-extern "C" {
-void dp_add_float32(const dp_Message *m, int64_t low, int64_t high) { dp_add<float, float>(m, low, high); }
-void dp_add_float64(const dp_Message *m, int64_t low, int64_t high) { dp_add<double, double>(m, low, high); }
-void dp_add_float16(const dp_Message *m, int64_t low, int64_t high) { dp_add<dp_float16, float>(m, low, high); }
-void dp_add_bfloat16(const dp_Message *m, int64_t low, int64_t high) { dp_add<dp_bfloat16, float>(m, low, high); }
+// Exports the sum of a type, for each that dptrain/backend/cpu/compile.py names.
+#define DP_ADD(T, NAME) \
+    extern "C" void dp_add_##NAME(const dp_Message *m, int64_t low, int64_t high) { dp_add<T>(m, low, high); }
 
 // Put the sum of all ranks' summands where it goes; return whether the ranks have given up.
-int64_t dp_sum(const dp_Message *m) {
+extern "C" int64_t dp_sum(const dp_Message *m) {
     for (int n = 0; n < 5; ++n) m->own[1 + n] = m->call[n];
     __atomic_store_n(m->own, *m->own + 1, __ATOMIC_SEQ_CST);
     bool failed = (dp_differs(m, m->beside[0]) || dp_differs(m, m->beside[1])) && m->attend();
@@ -109,7 +108,6 @@ int64_t dp_sum(const dp_Message *m) {
     }
     __atomic_store_n(m->own, *m->own + 1, __ATOMIC_RELEASE);
     return failed;
-}
 }
 
 #endif

@@ -15,6 +15,6 @@ enum dp_Makes { DP_PLACES, DP_IMAGES, DP_KERNEL };
 
 // How it is computed, see `Convolution.implementation` in dptrain/program/lowering.py: as a product of the images as they
 // lie, or of patches, by vectors of channels or of pixels, or by Winograd's F(2x2, 3x3).
-enum dp_Implementation { DP_PRODUCT, DP_CHANNELS, DP_PIXELS, DP_WINOGRAD };
+enum dp_Implementation { DP_PRODUCT, DP_CHANNELS, DP_PIXELS, DP_WINOGRAD, DP_IMPLEMENTATIONS };
 
 #endif

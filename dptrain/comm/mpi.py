@@ -142,10 +142,10 @@ class MpiCommunicator(Communicator):
         ends = [flat.size * rank // self.size for rank in range(self.size + 1)]
         counts, mine = np.diff(ends).astype(np.int32), slice(ends[self.rank], ends[self.rank + 1])
         received = np.empty((self.size, counts[self.rank]), flat.dtype)
-        bits, shares = flat.view(np.uint16), np.full(self.size, counts[self.rank], np.int32)
-        self._world.Alltoallv([bits, counts, MPI.UINT16_T], [received.view(np.uint16), shares, MPI.UINT16_T])
+        bits, shares = _bits(flat), np.full(self.size, counts[self.rank], np.int32)
+        self._world.Alltoallv([bits, counts], [_bits(received), shares])
         np.copyto(flat[mine], tree_sum(received), casting="unsafe")
-        self._world.Allgatherv(MPI.IN_PLACE, [bits, counts, MPI.UINT16_T])
+        self._world.Allgatherv(MPI.IN_PLACE, [bits, counts])
 
     def node_messages(self, like: Sequence[tuple[int, np.dtype[Any]]]) -> node.NodeMessages | None:
         """Lay out arrays in shared memory if all ranks are on one node.

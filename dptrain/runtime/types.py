@@ -35,7 +35,6 @@ class NumberType:
         device_joins: type as which `kernels/ranks.h` reduces it over ranks.
         nccl: reductions that NCCL has of it. It would round half precision at every rank; and its maximum of a number
             and NaN is the number.
-        mpi: MPI's type of as many bits, if MPI cannot add the type.
         cublas: `CudaDataType` of factors.
         cudnn: `data_type` of images and kernels.
         tensor_map: `CUtensorMapDataType`.
@@ -59,7 +58,6 @@ class NumberType:
     node_sums: bool = False
     device_joins: str | None = None
     nccl: tuple[str, ...] = ()
-    mpi: str | None = None
     cublas: str | None = None
     cudnn: str | None = None
     tensor_map: int | None = None
@@ -98,7 +96,7 @@ def _floating(scalar: type, c: str, **names: Any) -> NumberType:
 
 
 _integer = functools.partial(_whole, is_integer=True)
-_half = functools.partial(_floating, is_policy=True, is_factor=True, node_sums=True, mpi="UINT16_T", onnx="float32")
+_half = functools.partial(_floating, is_policy=True, is_factor=True, node_sums=True, onnx="float32")
 _BOTH = ("sum", "max")
 # In the order in which messages list them.
 _RECORDS = (

@@ -31,6 +31,7 @@ from dptrain.runtime.output.streams import write_error
 from dptrain.runtime.programs import run_program
 from dptrain.runtime.storage.cache import cache_dir, compiled
 from dptrain.runtime.text import one_line, short
+from dptrain.runtime.types import TYPES
 
 # The headers of generated programs, and those of products.
 HEADERS = ("scalar.h", "half.h", "native_window.h", "native.h", "native_calls.h", "native_attention.h")
@@ -157,10 +158,12 @@ def native_cache() -> Path:
 
 # Code shared by all programs is compiled once.
 
+_SUMS = "".join(f"DP_ADD({known.c}, {name})\n" for name, known in TYPES.items() if known.node_sums)
+
 
 def shared(name: str) -> int:
     """Return the address of a function of `native_threads.h` or `native_ranks.h`; raises as `library`."""
-    return _address(library("", SHARED, ("-pthread",))[name])
+    return _address(library(_SUMS, SHARED, ("-pthread",))[name])
 
 
 @functools.cache

@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import cached_property, partial
-from itertools import count
+from itertools import count, product
 from typing import Any
 
 import numpy as np
@@ -52,10 +52,11 @@ from dptrain.program.turns import MAKING, TURNS
 from dptrain.runtime.garbage import uncollected
 from dptrain.runtime.python_lock import released
 from dptrain.runtime.signals import EndlessStepError, in_step
+from dptrain.runtime.types import TYPES
 
-# Types of factors, in the order of the products and of the convolutions in `Context`.
-_PRODUCTS = ("float32", "float64", "bfloat16", "float16")
-_CONVOLUTIONS = [(by, name) for by in ("channels", "pixels", "winograd") for name in _PRODUCTS[:2]]
+# `dp_Implementation` and `dp_Factor`, by which `Context.functions` is indexed.
+IMPLEMENTATIONS = ("product", "channels", "pixels", "winograd")
+FACTORS = tuple(name for name, known in TYPES.items() if known.is_factor)
 
 # Structures with cached kernels, code and seeds, the latest last: all runs of a sweep share a few.
 KEPT = 32
@@ -78,16 +79,7 @@ class Context(ctypes.Structure):
         ("asked", ctypes.c_int64),
         ("threads", ctypes.c_int64),
         ("parallel", ctypes.c_void_p),
-        ("multiply_float", ctypes.c_void_p),
-        ("multiply_double", ctypes.c_void_p),
-        ("multiply_bfloat16", ctypes.c_void_p),
-        ("multiply_float16", ctypes.c_void_p),
-        ("channels_float", ctypes.c_void_p),
-        ("channels_double", ctypes.c_void_p),
-        ("pixels_float", ctypes.c_void_p),
-        ("pixels_double", ctypes.c_void_p),
-        ("winograd_float", ctypes.c_void_p),
-        ("winograd_double", ctypes.c_void_p),
+        ("functions", ctypes.c_void_p * (len(IMPLEMENTATIONS) * len(FACTORS))),
         ("messages", ctypes.c_void_p),
         ("sum", ctypes.c_void_p),
         ("sums", ctypes.c_void_p),
@@ -138,7 +130,7 @@ class CompiledExecutable:
         self.fused, self.code = (
             lowered(program, alone=alone, join=join) if clock is None else _made(program, alone, join, marks=True)
         )
-        self._library, addresses = self._compiled()
+        self._library, (parallel, *functions) = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         self.samples: Sequence[int] | Array | None = None
         memory.adopt(program.state)
@@ -155,7 +147,8 @@ class CompiledExecutable:
         table = (self._pointers.ctypes.data, self._lengths.ctypes.data, self._seeds.ctypes.data)
         self._interruption = Interruption()
         asks = (*self._interruption.addresses, 0)
-        self._context = Context(*table, *rows_of_batch, self._outside.ctypes.data, *asks, max(threads, 1), *addresses)
+        called = (max(threads, 1), parallel, tuple(functions))
+        self._context = Context(*table, *rows_of_batch, self._outside.ctypes.data, *asks, *called)
         self._is_one_call = all(isinstance(part, NativeFunction) for part in self.code.parts)
         self._sums: list[NodeSums] = []
         self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
@@ -459,18 +452,18 @@ class CompiledExecutable:
 
 def _shared(factors: Iterable[Tensor], tensors: Iterable[Tensor]) -> list[Future[int] | None]:
     """Start compiling what programs share (products, attention, convolutions); return futures in `Context`'s order."""
-    multiplied = {factor.dtype.name for factor in factors}
-    convolved = set[tuple[str, str]]()
+    needed = {("product", factor.dtype.name) for factor in factors}
     for tensor in tensors:
-        convolution = lowering_of(tensor)
-        if isinstance(convolution, AttentionLowering):
-            multiplied.add(tensor.dtype.name)
-        if isinstance(convolution, ConvolutionLowering):
-            by = convolution.implementation(tensor)
-            convolved.add((by, tensor.dtype.name))
-            multiplied |= {tensor.dtype.name} if by == "product" else set()
-    addresses = [products(name) if name in multiplied else None for name in _PRODUCTS]
-    return [parallel(), *addresses, *(convolutions(*kind) if kind in convolved else None for kind in _CONVOLUTIONS)]
+        lowering = lowering_of(tensor)
+        if isinstance(lowering, AttentionLowering):
+            needed.add(("product", tensor.dtype.name))
+        if isinstance(lowering, ConvolutionLowering):
+            needed.add((lowering.implementation(tensor), tensor.dtype.name))
+    return [parallel(), *(_function(*key) if key in needed else None for key in product(IMPLEMENTATIONS, FACTORS))]
+
+
+def _function(implementation: str, dtype: str) -> Future[int]:
+    return products(dtype) if implementation == "product" else convolutions(implementation, dtype)
 
 
 def lowered(program: Program, *, alone: bool = True, join: bool = True) -> tuple[Fused, Code]:

@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain.backend.cpu.compile import library
+from dptrain.runtime.types import type_of
 
 Array = npt.NDArray[Any]
 
@@ -26,7 +27,7 @@ class Digests:
         self._found = np.zeros((len(self._arrays), 2), np.uint64)
         self._function = _function() if native else None
         self._table = np.array(
-            [[array.ctypes.data for array in arrays], [array.nbytes for array in arrays], list(map(type_code, arrays))],
+            [[array.ctypes.data for array in arrays], [array.nbytes for array in arrays], list(map(_mask, arrays))],
             np.int64,
         )
 
@@ -41,13 +42,8 @@ class Digests:
         return self._found.copy()
 
 
-# Codes of types that have non-finite numbers, see `dp_exponent`.
-_CODES = {"bfloat16": 2, "float16": 3, "float32": 4, "float64": 8}
-
-
-def type_code(array: Any) -> int:
-    """Return the code of an array's type for `kernels/digest.h`; 0 if all its values are finite."""
-    return _CODES.get(array.dtype.name, 0)
+def _mask(array: Array) -> int:
+    return type_of(array.dtype).not_finite
 
 
 @functools.cache
@@ -80,5 +76,5 @@ def _by_numpy(array: Array) -> tuple[int, bool]:
     parts = [*(words[begin : begin + _PART] for begin in range(0, len(words), _PART)), remainder]
     sums = np.concatenate([(part ^ (part >> np.uint64(32))) @ _odd_of_places() for part in parts])
     digest = sums @ _odd(np.arange(len(sums)) + (1 << 32))
-    floats = [part.view(array.dtype) for part in parts] if type_code(array) else []
+    floats = [part.view(array.dtype) for part in parts] if _mask(array) else []
     return int(digest), any(not np.isfinite(part).all() for part in floats)

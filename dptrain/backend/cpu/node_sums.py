@@ -9,9 +9,8 @@ from dptrain.backend.cpu.compile import shared
 from dptrain.backend.cpu.interruption import Callback
 from dptrain.comm.node import NodeMessage, NodeMessages
 from dptrain.program.tensor import Array, Tensor
+from dptrain.runtime.types import type_of
 
-# Types that are summed.
-TYPES = ("float32", "float64", "float16", "bfloat16")
 # Spins before yielding to other threads: about 50 us.
 _TURNS = 1000
 
@@ -37,7 +36,7 @@ class _Message(ctypes.Structure):
 
 def is_native(reduced: Tensor) -> bool:
     """Whether an all-reduce is a sum of a supported type."""
-    return reduced.attributes["over"] == "sum" and reduced.dtype.name in TYPES
+    return reduced.attributes["over"] == "sum" and type_of(reduced.dtype).node_sums
 
 
 class NodeSums:

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from dptrain.backend.cpu.digest import type_code
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.gpu.device import cuda
 from dptrain.backend.cuda.memory import DeviceArray
 from dptrain.errors import DeviceMemoryError
+from dptrain.runtime.types import type_of
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
@@ -27,7 +27,7 @@ class DeviceSnapshot:
 
     def __init__(self, backend: "CudaBackend", buffers: Sequence[DeviceArray]) -> None:
         self._backend, self._buffers = backend, list(buffers)
-        entries = [[buffer.pointer, buffer.nbytes, type_code(buffer)] for buffer in buffers]
+        entries = [[buffer.pointer, buffer.nbytes, type_of(buffer.dtype).not_finite] for buffer in buffers]
         self._table = backend.upload(np.array(entries, np.int64).reshape(-1, 3), "digests")
         self._found = backend.empty((len(entries), 2), np.uint64, "digests")
         self._copies: list[DeviceArray] = []

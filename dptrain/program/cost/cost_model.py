@@ -20,7 +20,7 @@ from dptrain.program.shapes import row_axis, size
 from dptrain.program.sharding.mesh import BATCH, OWN_PART, REDUCE_SCATTER
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable
-from dptrain.program.types import is_half
+from dptrain.runtime.types import is_narrow
 
 # Ops that share a loop with their operands.
 _FUSED = (Element, Gather, Insert, Join, Reduction)
@@ -163,7 +163,7 @@ class CostModel:
             at = open_ones.get(kind)
             if at is None or (self._bucket_bytes and buckets[at][1].nbytes + nbytes > self._bucket_bytes):
                 open_ones[kind] = len(buckets)
-                buckets.append(([tensor], CollectiveCall(tensor.op.name, mesh, nbytes, is_half(tensor.dtype))))
+                buckets.append(([tensor], CollectiveCall(tensor.op.name, mesh, nbytes, is_narrow(tensor.dtype))))
             else:
                 tensors, message = buckets[at]
                 buckets[at] = [*tensors, tensor], replace(message, nbytes=message.nbytes + nbytes)

@@ -23,10 +23,10 @@ import numpy as np
 from dptrain.backend.cuda.compile import compiled_text
 from dptrain.backend.cuda.memory import DeviceArray
 from dptrain.comm.device import DeviceCommunicator
-from dptrain.comm.node_sum import is_half
 from dptrain.comm.parts import cut
 from dptrain.errors import ConfigError
 from dptrain.program.codegen.memory import in_a_row
+from dptrain.runtime.types import TYPES, is_narrow, type_of
 
 if TYPE_CHECKING:
     from dptrain.backend.cuda.backend import CudaBackend
@@ -37,8 +37,12 @@ _BLOCKS, _THREADS = 1024, 256
 _ARGUMENTS = (ctypes.c_uint64, ctypes.c_uint64, ctypes.c_longlong, ctypes.c_int)
 # Alignment of scratch memory.
 _ALIGNMENT = 256
-# Types that `kernels/ranks.h` reduces.
-_JOINED = ("float32", "float64", "bfloat16", "float16", "int32", "int64", "uint8", "uint32", "uint64")
+# The kernels of all types that `kernels/ranks.h` reduces as themselves.
+_KERNELS = "".join(
+    f"JOIN({known.c}, {name})\n" + f"JOIN_HALVES({known.c}, {name})\n" * known.is_narrow
+    for name, known in TYPES.items()
+    if known.device_joins == name
+)
 
 
 @dataclass(frozen=True)
@@ -91,7 +95,7 @@ class NodeFirstReduction:
         shares: Sequence[slice],
     ) -> None:
         self._grid, self._dtype = grid, dtype
-        rounds_later = is_half(dtype) and over == "sum" and grid.node is not None and grid.column is not None
+        rounds_later = is_narrow(dtype) and over == "sum" and grid.node is not None and grid.column is not None
         self._wide = np.dtype(np.float32) if rounds_later else dtype  # of sums that travel between nodes
         self._columns = [[shares[member] for member in column] for column in grid.columns]
         self._counts = [_length(share) for share in self._columns[grid.local_rank]]
@@ -146,11 +150,11 @@ class RankReduction:
     def __init__(
         self, backend: "CudaBackend", dtype: np.dtype[Any], over: str, out_dtype: np.dtype[Any] | None = None
     ) -> None:
-        name = "uint8" if dtype == np.bool_ else dtype.name
-        if name not in _JOINED:
+        name = type_of(dtype).device_joins
+        if name is None:
             raise ConfigError(f"GPUs cannot reduce tensors of {dtype.name} over ranks ({over}); use --comm host")
         gpu = backend.gpu_record
-        cubin = compiled_text("ranks", '#include "ranks.h"\n', gpu.architecture)
+        cubin = compiled_text("ranks", f'#include "ranks.h"\n{_KERNELS}', gpu.architecture)
         to = "" if out_dtype in (None, dtype) else f"_to_{out_dtype}"
         self._kernel = gpu.stream_kernel(cubin, f"{over}_{name}{to}", _ARGUMENTS)
 

@@ -13,7 +13,9 @@ from dptrain import ops
 from dptrain.backend.cpu import compile as compiling
 from dptrain.backend.cpu import compiled
 from dptrain.backend.cpu.codegen import generate
-from dptrain.backend.cpu.compiled import CompiledExecutable
+from dptrain.backend.cpu.compile import HEADERS
+from dptrain.backend.cpu.compiled import FACTORS, IMPLEMENTATIONS, CompiledExecutable
+from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.errors import ConfigError, DataError, DeviceError
 from dptrain.ops import random
 from dptrain.ops.indexing import take_rows
@@ -503,3 +505,10 @@ def test_products_read_half_precision_without_copies(monkeypatch, dtype):
     assert halves[0] == copies[0]
     assert [halves[1], copies[1]] == [{np.dtype(dtype)}, {np.dtype("float32")}]
     assert halves[2] < copies[2]
+
+
+@pytest.mark.parametrize(("name", "expected"), [("Implementation", IMPLEMENTATIONS), ("Factor", FACTORS)])
+def test_the_enums_of_shared_functions_are_those_of_the_headers(name, expected):
+    text = "".join((kernels_dir() / header).read_text() for header in HEADERS)
+    (members,) = re.findall(rf"enum dp_{name} {{([^}}]*)}}", text)
+    assert members.replace(" ", "").split(",") == [f"DP_{word.upper()}" for word in (*expected, f"{name}s")]
