@@ -222,7 +222,8 @@ def op_program(kind: str, precision: str, sizes: tuple[int, ...]) -> Any:
     from dptrain import ops
     from dptrain.program.gradient import gradients
     from dptrain.program.program import trace
-    from dptrain.program.tensor import BFLOAT16, Variable
+    from dptrain.program.tensor import Variable
+    from dptrain.runtime.types import TYPES
 
     def product(a: Any, b: Any) -> dict[str, Any]:
         return {"c": a @ b}
@@ -233,7 +234,7 @@ def op_program(kind: str, precision: str, sizes: tuple[int, ...]) -> Any:
         return {"y": y, "dx": dx, "dkernel": dkernel}
 
     shapes, rng = shapes_of(kind, sizes), np.random.default_rng(0)
-    dtype = BFLOAT16 if precision == "bfloat16" else np.dtype(np.float32)
+    dtype = TYPES["bfloat16"].storage if precision == "bfloat16" else np.dtype(np.float32)
     variables = {name: Variable(rng.standard_normal(shape).astype(dtype), name) for name, shape in shapes.items()}
     of = product if kind == "product" else convolution
     # What follows from variables alone is a program of its own, which a step would not execute.

@@ -59,11 +59,12 @@ def program_of(sizes: tuple[int, int, int], layout: str) -> Any:
 
     from dptrain import ops
     from dptrain.program.program import trace
-    from dptrain.program.tensor import BFLOAT16, Variable
+    from dptrain.program.tensor import Variable
+    from dptrain.runtime.types import TYPES
 
     M, N, K = sizes
     rng = np.random.default_rng(M + N + K)
-    factors = [rng.standard_normal(shape, np.float32).astype(BFLOAT16) for shape in ((M, K), (K, N))]
+    factors = [rng.standard_normal(shape, np.float32).astype(TYPES["bfloat16"].storage) for shape in ((M, K), (K, N))]
     stored = [
         Variable(np.ascontiguousarray(factor.T if flag else factor), name)
         for name, factor, flag in zip("ab", factors, LAYOUTS[layout], strict=True)

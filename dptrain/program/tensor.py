@@ -23,7 +23,6 @@ from dptrain.program.operand import OPS as OPS
 from dptrain.program.operand import Operand as Operand
 from dptrain.program.shapes import OpenShape, Shape, is_open
 from dptrain.program.turns import MAKING, REPLACING, TURNS
-from dptrain.program.types import BFLOAT16 as BFLOAT16
 from dptrain.program.types import promoted
 from dptrain.runtime.floatx import floatx
 from dptrain.runtime.types import FLOATX as FLOATX
@@ -379,7 +378,7 @@ def constant(value: Any, dtype: npt.DTypeLike | None = None) -> Tensor:
     array = native(np.asarray(value, dtype))
     if dtype is None and array.dtype == np.float64 and not isinstance(value, np.ndarray | np.generic):
         array = array.astype(floatx())
-    if array.dtype.kind not in "fiub" and array.dtype != BFLOAT16:
+    if array.dtype.kind not in "iub" and not is_floating(array.dtype):
         raise ConfigError(f"a tensor of {array.dtype}: expected real numbers")
     return of_value(array)
 

@@ -3,15 +3,11 @@
 import functools
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.runtime.floatx import floatx
-from dptrain.runtime.types import FLOATX, DType, is_floating, is_narrow
-
-# NumPy has bfloat16 from ml_dtypes, as a type of kind "V".
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+from dptrain.runtime.types import FLOATX, DType, is_floating, is_narrow, type_of
 
 
 @functools.cache
@@ -23,7 +19,7 @@ def promoted(*dtypes: DType) -> DType:
     floats = [dtype for dtype in dtypes if is_floating(dtype)]
     if len({dtype for dtype in floats if is_narrow(dtype)}) == 2:
         floats = [FLOATX, *(dtype for dtype in floats if not is_narrow(dtype))]
-    return np.result_type(*(floats if BFLOAT16 in dtypes else dtypes))
+    return np.result_type(*(dtypes if all(type_of(dtype).is_numpy for dtype in dtypes) else floats))
 
 
 @functools.cache
