@@ -150,7 +150,7 @@ class Files(BaseModel):
             OutputError: see `save`.
             AgreedError: either of these, on all ranks, under mpirun.
         """
-        formats = {
+        formats: dict[str, Callable[[Any], bytes]] = {
             "program": encode_program,
             "generation": partial(_encode_generation, length=length),
             "onnx": _encode_onnx,

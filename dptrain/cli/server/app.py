@@ -1,11 +1,11 @@
-"""The routes of a server: the Open Inference Protocol, /predict and /metrics."""
+"""The routes of a server: the Open Inference Protocol, /predict, /generate and /metrics."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,7 @@ from starlette.routing import Route
 from dptrain.cli.server import inference_protocol as protocol
 from dptrain.cli.server.batcher import Batcher, QueueFullError
 from dptrain.cli.server.bodies import BodyTooLargeError, decompress
+from dptrain.cli.server.generation import TokenEvents, read_generation
 from dptrain.cli.server.metrics import Metrics
 from dptrain.cli.server.samples import describe_outputs, read_samples
 from dptrain.cli.server.served_model import ServedModel
@@ -29,6 +30,7 @@ from dptrain.runtime.text import one_line
 from dptrain.version import __version__
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 Handler = Callable[["Service", Request], Awaitable[Response]]
 
 # Bodies of fewer bytes are read between two requests, larger ones and pictures by a thread.
@@ -80,6 +82,7 @@ class Service:
             ("/v2", "GET", _server, "server"),
             ("/metrics", "GET", _metrics, "metrics"),
             ("/predict", "POST", _predict, "predict"),
+            ("/generate", "POST", _generate, "generate"),
             *((f"{model}{end}", method, handler, name) for end, method, handler, name in of_model),
             *((f"{model}/versions/{{version}}{end}", method, handler, name) for end, method, handler, name in of_model),
         ]
@@ -137,8 +140,45 @@ class Service:
                 request.state.rows = len(arrays[0])
                 return await self._batcher.predict(served, arrays)
         except TimeoutError:
-            what = "the body did not arrive" if during == _TOO_LONG else "busy: no answer"
-            raise HTTPException(during, f"{what} within {self._limits.seconds:g} s") from None
+            raise self._too_late(during) from None
+
+    async def generate(self, request: Request) -> Response:
+        """Return the tokens after a request's prompt, or a stream of them; the limit of time holds for each part."""
+        served = self.served
+        request.state.version = served.version
+        wanted = read_generation(await self._in_time(_TOO_LONG, self.read_body(request)))
+        end = self._batcher.begin_parts()
+        ends_here = True
+        try:
+            tokens = await self._in_time(_NO_ANSWER, self._batcher.compute(lambda: wanted.tokens(served.model)))
+
+            async def following() -> int | None:
+                return await self._in_time(_NO_ANSWER, self._batcher.compute(lambda: next(tokens, None)))
+
+            first = await following()
+            if wanted.streams:
+                ends_here = False
+                return TokenEvents(wanted, first, following, end)
+            answer, token = list[int](), first
+            while token is not None:  # one by one, so that others' predictions are not held up
+                answer.append(token)
+                token = await following()
+            return JSONResponse(wanted.answer(answer) | {"model_name": served.name, "model_version": served.version})
+        finally:
+            if ends_here:
+                end()
+
+    async def _in_time(self, status: int, action: Awaitable[T]) -> T:
+        """Return what an action returns, or answer with a status when its time is over."""
+        try:
+            async with asyncio.timeout(self._limits.seconds):
+                return await action
+        except TimeoutError:
+            raise self._too_late(status) from None
+
+    def _too_late(self, status: int) -> HTTPException:
+        what = "the body did not arrive" if status == _TOO_LONG else "busy: no answer"
+        return HTTPException(status, f"{what} within {self._limits.seconds:g} s")
 
     def find(self, request: Request) -> ServedModel:
         """Return the model that a path names."""
@@ -233,6 +273,10 @@ async def _predict(service: Service, request: Request) -> Response:
     return response
 
 
+async def _generate(service: Service, request: Request) -> Response:
+    return await service.generate(request)
+
+
 def _bytes_of(arrays: Sequence[Array]) -> int:
     return int(np.sum([array.nbytes for array in arrays]))
 
@@ -265,7 +309,7 @@ async def _not_found(request: Request, error: Exception) -> Response:
     """Answer what no route takes."""
     assert isinstance(error, HTTPException)
     path = printable(request.url.path[:80])
-    known = "the routes are /v2/..., /predict and /metrics"
+    known = "the routes are /v2/..., /predict, /generate and /metrics"
     detail = f"{request.method} {path}: {known}" if error.status_code == 404 else f"{path} takes no {request.method}"
     response = _error(error.status_code, detail)
     response.headers.update(error.headers or {})

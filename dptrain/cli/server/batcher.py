@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,7 @@ from dptrain.cli.server.served_model import ServedModel
 from dptrain.errors import DptrainError
 
 Array = npt.NDArray[Any]
+T = TypeVar("T")
 
 
 class QueueFullError(DptrainError):
@@ -63,11 +64,12 @@ class Batcher:
         self._executor, self._max_rows, self._wait, self._queue = executor, max_rows, wait, queue
         self._observe = observe
         self._waiting: deque[_Waiting] = deque()
+        self._in_parts = 0
         self._arrival = asyncio.Event()
 
     def __len__(self) -> int:
-        """Number of requests that wait."""
-        return len(self._waiting)
+        """Number of requests that wait, or run in parts."""
+        return len(self._waiting) + self._in_parts
 
     async def predict(self, served: ServedModel, arrays: Sequence[Array]) -> list[Array]:
         """Return a model's outputs for a request's inputs.
@@ -76,12 +78,32 @@ class Batcher:
             QueueFullError: too many requests wait.
             DataError: the model refuses the inputs' values.
         """
-        if len(self._waiting) >= self._queue:
-            raise QueueFullError(f"busy: {len(self._waiting)} requests wait; try again later")
+        self._require_room()
         answer: asyncio.Future[list[Array]] = asyncio.get_running_loop().create_future()
         self._waiting.append(_Waiting(served, arrays, answer, time.monotonic()))
         self._arrival.set()
         return await answer
+
+    def begin_parts(self) -> Callable[[], None]:
+        """Count a request that computes its answer in parts, by `compute`; return what ends it, or QueueFullError."""
+        self._require_room()
+        self._in_parts += 1
+        ended: list[bool] = []
+
+        def end() -> None:
+            if not ended:
+                ended.append(True)
+                self._in_parts -= 1
+
+        return end
+
+    async def compute(self, function: Callable[[], T]) -> T:
+        """Run a function on the thread of predictions."""
+        return await asyncio.get_running_loop().run_in_executor(self._executor, function)
+
+    def _require_room(self) -> None:
+        if len(self) >= self._queue:
+            raise QueueFullError(f"busy: {len(self)} requests wait; try again later")
 
     async def run(self) -> None:
         """Predict what arrives, until cancelled."""

@@ -38,7 +38,7 @@ def encode_generation(model: Generating, length: int | None = None) -> bytes:
         raise ConfigError(f"export: length={length}, but the model sees {context} positions")
     length = length or context
     assert length is not None
-    exported = Exported(length, model._vocabulary(length))
+    exported = Exported(length, model._facts(length).tokens)
     dtype = model._drawing_dtype
     arrays = _PROMPT.arrays(length, dtype, exported)
     rows = Dim.rows(2)

@@ -63,9 +63,14 @@ def prompts_of(prompt: Any) -> tuple[list[Array], bool]:
         raise DataError(f"generate: prompt={short(prompt)} is text; expected ids of tokens, integers")
     rows = prompt if isinstance(prompt, list | tuple) else np.asarray(prompt)
     if not isinstance(rows, list | tuple) and not rows.ndim:
-        raise DataError(f"generate: prompt={short(prompt)}; expected ids of tokens, or a list of such prompts")
-    is_single = not len(rows) or np.ndim(rows[0]) == 0
-    prompts = [np.asarray(row) for row in ([rows] if is_single else rows)]
+        raise _no_prompt(prompt)
+    try:
+        is_single = not len(rows) or np.ndim(rows[0]) == 0
+        prompts = [np.asarray(row) for row in ([rows] if is_single else rows)]
+    except ValueError:
+        raise DataError(
+            f"generate: prompt={short(prompt)}; expected ids of tokens, or a list of such prompts"
+        ) from None
     for number, row in enumerate(prompts):
         where = "the prompt" if is_single else f"prompt {number}"
         if not row.size:
@@ -111,8 +116,8 @@ class Request:
         """Return the message that there are more tokens than the model can see."""
         longest = max(map(len, self.prompts))
         return (
-            f"generate: a prompt of {longest} tokens and max_new_tokens={self.max_new_tokens} are {self.total} positions, "
-            f"but {limit}; use fewer tokens"
+            f"generate: a prompt of {longest} tokens and max_new_tokens={self.max_new_tokens} are {self.total} "
+            f"positions, but {limit}; use fewer tokens"
         )
 
     def check_vocabulary(self, classes: int) -> None:
@@ -159,12 +164,40 @@ class Request:
         return [row[:end].copy() for row, end in zip(outputs["tokens"], outputs["ends"], strict=True)]
 
 
+@dataclass(frozen=True)
+class Part:
+    """A part of the generation of a single text: where it ends, and the last part's outputs, {} for the first."""
+
+    until: int
+    before: Mapping[str, Array]
+
+    def arrays(self, state: Mapping[str, tuple[tuple[int, ...], str]] | None) -> dict[str, Array]:
+        """Return the program's further inputs; `state` has the shapes and types of a state."""
+        if state is None:
+            raise ConfigError(
+                "not supported: stream=True with a layer whose state does not belong to rows; leave out stream"
+            )
+        arrays = {"until": np.array([self.until], np.int32)}
+        if self.before:
+            names = ("tokens", "ends", "position", *state)
+            return arrays | {name: self.before[name] for name in names}
+        return (
+            arrays
+            | {"position": np.zeros(1, np.int32)}
+            | {name: np.zeros((1, *shape), dtype) for name, (shape, dtype) in state.items()}
+        )
+
+
 class Exported(NamedTuple):
     """What a file says of its program: the length of sequences, and how many tokens it knows, and takes as stops."""
 
     length: int
     tokens: int
     stops: int = 8
+
+
+def _no_prompt(prompt: Any) -> DataError:
+    return DataError(f"generate: prompt={short(prompt)}; expected ids of tokens, or a list of such prompts")
 
 
 def _is_number(value: Any) -> bool:

@@ -1,7 +1,7 @@
 """The program of a generation: the prompts' positions in blocks, then position after position, each with its token."""
 
 import builtins
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -9,12 +9,14 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.branches import cond
 from dptrain.ops.decoding import Decoder, State, most_probable, sampled
-from dptrain.ops.elementwise import equal, greater, less, logical_and, minimum, where
+from dptrain.ops.elementwise import cast, equal, greater, less, logical_and, maximum, minimum, where
 from dptrain.ops.indexing import take_at_axis
 from dptrain.ops.loops import while_loop
-from dptrain.ops.manipulation import expand_dims
+from dptrain.ops.manipulation import expand_dims, transpose
 from dptrain.ops.reduction import max, min
-from dptrain.program.tensor import Tensor
+from dptrain.program.shapes import row_axis
+from dptrain.program.tensor import FLOATX, Tensor
+from dptrain.program.types import is_half
 
 # How many positions of a prompt are computed at once.
 BLOCK = 32
@@ -42,16 +44,23 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         model: called on tokens.
         inputs: `tokens` (rows, length) with each row's prompt in front, `lengths` (rows,) of the prompts, `ends`
             (rows,) that rows reach at most, `stops` (rows, n) tokens after which a row ends; for drawn tokens `uniform`
-            (rows, length) and `temperature`, perhaps `top_k` and `top_p`, (rows,) each.
+            (rows, length) and `temperature`, perhaps `top_k` and `top_p`, (rows,) each. A generation in parts has the
+            `position` where the last part ended and the end of this part, `until`, (rows,) each, and the last part's
+            state, see `state_of`; it also returns position and state.
     """
     tokens, lengths, ends = (inputs[name] for name in ("tokens", "lengths", "ends"))
     decoder = decoder_of(model, tokens)
     length, places = decoder.length, np.arange(decoder.length, dtype=np.int32)
     first = minimum(min(lengths), length) - 1  # a rank without rows has no least length
-    position, state = _prefilled(decoder, tokens, first)
+    begin, state = first * 0, decoder.start()
+    if "position" in inputs:
+        begin = maximum(max(inputs["position"]), 0)
+        first, state = maximum(first, begin), _state_at(begin, state, inputs)
+    position, state = _prefilled(decoder, tokens, begin, first, state)
 
     def goes_on(position: Tensor, tokens: Tensor, ends: Tensor, *state: Tensor) -> Tensor:
-        return less(position + 1, max(ends))
+        until = minimum(ends, inputs["until"]) if "until" in inputs else ends
+        return less(position + 1, max(until))
 
     def step(position: Tensor, tokens: Tensor, ends: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         logits, following = decoder.step(_part(tokens, position, 1), position, _unpacked(decoder, tensors))
@@ -62,17 +71,63 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         stopped = logical_and(writes, _is_any(token, inputs["stops"]))
         return (position + 1, tokens, where(stopped, position + 2, ends), *following.caches, *following.carries)
 
-    _, tokens, ends, *_ = while_loop(goes_on, step, (position, tokens, ends, *state.caches, *state.carries))
-    return {"tokens": tokens, "ends": ends}
+    position, tokens, ends, *tensors = while_loop(
+        goes_on, step, (position, tokens, ends, *state.caches, *state.carries)
+    )
+    outputs = {"tokens": tokens, "ends": ends}
+    if "position" in inputs:
+        outputs["position"] = lengths * 0 + position
+        outputs |= {name: _rows_first(tensor) for name, tensor in zip(_names(tensors), tensors, strict=True)}
+    return outputs
 
 
-def _prefilled(decoder: Decoder, tokens: Tensor, first: Tensor) -> tuple[Tensor, State]:
-    """Compute positions that all prompts have, in blocks before the `first` one whose logits are needed.
+def state_of(decoder: Decoder) -> dict[str, tuple[tuple[int, ...], str]] | None:
+    """Return shapes, without the rows in front, and types of what a part of a generation leaves, by name.
+
+    Halves travel as float32. None if something does not belong to rows.
+    """
+    state = decoder.start()
+    tensors = [*state.caches, *state.carries]
+    if any(row_axis(tensor.shape) is None for tensor in tensors):
+        return None
+    with_rows = [_rows_first(tensor) for tensor in tensors]
+    return {
+        name: (tuple(map(int, tensor.shape[1:])), tensor.dtype.name)
+        for name, tensor in zip(_names(tensors), with_rows, strict=True)
+    }
+
+
+def _names(tensors: Sequence[Tensor]) -> list[str]:
+    return [f"state_{number}" for number in range(len(tensors))]
+
+
+def _rows_first(tensor: Tensor) -> Tensor:
+    axis = row_axis(tensor.shape)
+    assert axis is not None
+    tensor = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
+    return transpose(tensor, [axis, *(other for other in range(tensor.ndim) if other != axis)]) if axis else tensor
+
+
+def _state_at(begin: Tensor, state: State, inputs: Inputs) -> State:
+    """Return the state of an earlier part, or at position 0 that of the beginning."""
+
+    def given(name: str, first: Tensor) -> Tensor:
+        tensor, axis = cast(inputs[name], first.dtype), row_axis(first.shape)
+        if axis:
+            tensor = transpose(tensor, [*range(1, axis + 1), 0, *range(axis + 1, tensor.ndim)])
+        return where(equal(begin, 0), first, tensor)
+
+    tensors = [*state.caches, *state.carries]
+    moved = [given(name, first) for name, first in zip(_names(tensors), tensors, strict=True)]
+    return State(tuple(moved[: len(state.caches)]), tuple(moved[len(state.caches) :]))
+
+
+def _prefilled(decoder: Decoder, tokens: Tensor, begin: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
+    """Compute positions that all prompts have, in blocks from `begin` to before the `first` whose logits are needed.
 
     Caches may be written too far, as later steps write there before they read. Loops may not go too far: where there
     are any, the last block is whole, and single steps follow it.
     """
-    state = decoder.start()
     block = builtins.min(BLOCK, decoder.length)
     whole = block - 1 if state.carries else 0
 
@@ -80,11 +135,11 @@ def _prefilled(decoder: Decoder, tokens: Tensor, first: Tensor) -> tuple[Tensor,
         return less(position + whole, first)
 
     def step(position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        begin = minimum(position, decoder.length - block)
-        _, following = decoder.step(_part(tokens, begin, block), begin, _unpacked(decoder, tensors))
+        at = minimum(position, decoder.length - block)
+        _, following = decoder.step(_part(tokens, at, block), at, _unpacked(decoder, tensors))
         return (position + block, *following.caches, *following.carries)
 
-    position, *tensors = while_loop(goes_on, step, (first * 0, *state.caches, *state.carries))
+    position, *tensors = while_loop(goes_on, step, (begin, *state.caches, *state.carries))
     return position if state.carries else first, _unpacked(decoder, tensors)
 
 
@@ -102,11 +157,12 @@ def _chosen(logits: Tensor, inputs: Inputs, position: Tensor) -> Tensor:
     if "uniform" not in inputs:
         return most_probable(logits)
     uniform, temperature = take_at_axis(inputs["uniform"], position, 1), inputs["temperature"]
-    return cond(
+    token: Tensor = cond(
         greater(max(temperature), 0),
         lambda: sampled(logits, uniform, temperature, inputs.get("top_k"), inputs.get("top_p")),
         lambda: most_probable(logits),
     )
+    return token
 
 
 def _is_any(token: Tensor, stops: Tensor) -> Tensor:

@@ -270,8 +270,8 @@ class Decoder:
         name = "" if tensor.op is None else tensor.op.label
         where = f"layer {tensor.name!r}" if tensor.name else "the model"
         return ConfigError(
-            f"generate: {where} ({name}) mixes the positions of a sequence in a way that has no cache, or lets a position "
-            "see later ones; use attention with use_causal_mask=True, recurrent layers that go forwards, and layers "
+            f"generate: {where} ({name}) mixes the positions of a sequence in a way that has no cache, or "
+            "lets a position see later ones; use attention with use_causal_mask=True, recurrent layers that go forwards, and layers "
             "that compute each position alone"
         )
 

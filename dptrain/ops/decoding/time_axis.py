@@ -20,7 +20,7 @@ from dptrain.program.tensor import Tensor
 
 @dataclass(frozen=True)
 class TimeAxis:
-    """An axis with the positions of a sequence, each of `inner` consecutive indices: of (rows * time) the inner is 1."""
+    """An axis with the positions of a sequence, each of `inner` consecutive indices: 1 of (rows * time)."""
 
     axis: int
     inner: Numel = ONE

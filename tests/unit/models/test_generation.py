@@ -288,6 +288,10 @@ def test_options_out_of_range_get_a_line(options, message):
         ([[[1]]], "expected a vector of integers"),
         ("Once", "prompt='Once' is text; expected ids of tokens"),
         (["Once", "upon"], "is text; expected ids"),
+        ([1, [2]], "prompt=[1, [2]]; expected ids of tokens, or a list of such prompts"),
+        ([[1, [2]]], "prompt=[[1, [2]]]; expected"),
+        ([2**70], "has shape (1,) and type object"),
+        ([True], "type bool"),
         (3, "prompt=3; expected ids of tokens, or a list of such prompts"),
         (None, "prompt=None; expected"),
     ],
@@ -337,7 +341,9 @@ def other(kind):
     ],
 )
 def test_layers_that_mix_positions_otherwise_are_named(kind):
-    with pytest.raises(ConfigError, match=r"generate: layer '(guilty|\w*gru|softmax|dense)' .*use_causal_mask=True") as caught:
+    with pytest.raises(
+        ConfigError, match=r"generate: layer '(guilty|\w*gru|softmax|dense)' .*use_causal_mask=True"
+    ) as caught:
         other(kind).generate([1, 2], 3)
     assert "\n" not in str(caught.value)
 
@@ -417,14 +423,28 @@ def test_an_exported_program_generates_the_same(tmp_path, kind):
 def test_what_is_exported_otherwise_does_not_generate(tmp_path):
     model = gpt(blocks=1)
     model.export(tmp_path / "it.program")
-    with pytest.raises(ConfigError, match='its program predicts; export.* format="generation"'):
+    with pytest.raises(ConfigError, match=r'its program predicts; export.* format="generation"'):
         dp.saving.load_program(tmp_path / "it.program").generate([1], 2)
     with pytest.raises(ConfigError, match='length=5 is for format="generation"'):
         model.export(tmp_path / "it.program", length=5)
     with pytest.raises(ConfigError, match="length=5, but the model sees 12 positions"):
         model.export(tmp_path / "it.program", "generation", length=5)
     for length in (1, True, "long"):
-        with pytest.raises(ConfigError, match=f"export: length={length!r}; expected an integer of at least 2"):
+        with pytest.raises(ConfigError, match=f"export: length={length!r}; expected an integer"):
             recurrent("gru").export(tmp_path / "it.program", "generation", length=length)
     with pytest.raises(ConfigError, match="pass length="):
         recurrent("gru").export(tmp_path / "it.program", "generation")
+
+
+@pytest.mark.parametrize("kind", ["gpt", "gru", "bfloat16"])
+def test_a_stream_has_the_same_tokens(kind):
+    model = weighted(recurrent("gru") if kind == "gru" else gpt("grouped", length=70, blocks=1))
+    model.compile(jit_compile=False, dtype="bfloat16" if kind == "bfloat16" else "float32")
+    for options in ({"temperature": 0}, {"top_k": 4, "seed": 5}, {"seed": 2, "stop": [3, 4]}):
+        for prompt in ([1], [5, 9, 2, 6, 5] * 8):
+            tokens = list(model.generate(prompt, 25, stream=True, **options))
+            assert prompt + tokens == model.generate(prompt, 25, **options).tolist()
+            assert all(type(token) is int for token in tokens)
+    assert list(model.generate([1, 2], 0, stream=True)) == []
+    with pytest.raises(ConfigError, match="stream=True takes a single prompt; found 2"):
+        model.generate([[1], [2]], 3, stream=True)
