@@ -1,11 +1,14 @@
 """Errors that users can meet, each with the process's exit code.
 
-A message is one line: what, where, expected and found, what to do. The codes follow sysexits.h where it has a suitable
-one.
+A message is one line: what, where, expected and found, what to do; several faults of one file are a list below it. The
+codes follow sysexits.h where it has a suitable one.
 """
 
 from collections.abc import Mapping, Sequence
 from enum import IntEnum
+
+LIST = "\n  - "
+"""What begins each line of a message's list."""
 
 
 class ExitCode(IntEnum):

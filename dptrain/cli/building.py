@@ -17,7 +17,7 @@ from dptrain.cli.options.pruning import prune
 from dptrain.cli.options.schedule import parse_schedule
 from dptrain.cli.streams import StreamSplit, is_stream, load_stream
 from dptrain.comm import Communicator
-from dptrain.data.holdout import fold_rows, split_rows
+from dptrain.data.holdout import fold_rows, require_classes, split_rows
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.moments import moments
 from dptrain.data.tasks import LOSSES, Task, requested_task
@@ -93,6 +93,8 @@ def splits_of(config: Config, data: LoadedData) -> Splits:
     else:
         number, folds = map(int, fold.split("/"))
         rows, held_out = fold_rows(y, number - 1, folds, config.seed)
+    if data.preprocessing is not None and data.preprocessing.class_names:
+        require_classes(y[rows], data.preprocessing.class_names, f"{data.name} without its validation part")
     if config.fast_dev_run:
         held_out = held_out[:_DEV_EVALUATION_ROWS]
     return Splits(Split(x, y, rows), Split(x[held_out], y[held_out]), data.test)

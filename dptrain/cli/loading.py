@@ -12,8 +12,8 @@ from dptrain.data.preprocessing import Preprocessing
 from dptrain.data.readers.npy_pair import load_pair
 from dptrain.data.readers.pictures import PICTURES, PictureOptions, is_picture_folder, load_pictures
 from dptrain.data.readers.text_folder import folder_options, is_text_folder
-from dptrain.data.tabular.table_columns import TableOptions
 from dptrain.data.tabular.table_loading import load_table
+from dptrain.data.tabular.table_options import TableOptions
 from dptrain.data.tabular.tables import is_table
 from dptrain.data.tasks import Task
 from dptrain.errors import ConfigError, DataError
@@ -26,8 +26,12 @@ _OF_TABLES = {
     "categorical": "--categorical",
     "numbers": "--numbers",
     "text": "--text",
+    "dates": "--dates",
     "unseen": "--unseen",
     "test_data": "--test-data",
+    "rare": "--rare",
+    "repair_header": "--repair-header",
+    "auto": "--auto",
 }
 
 
@@ -47,21 +51,7 @@ def load_configured(
         pictures = PictureOptions(size, data.bad_pictures, data.test_split, data.follow_links)  # type: ignore[arg-type]
         return load_pictures(path, pictures, comm, preprocessing, max_bytes=data.max_bytes)
     if is_table(path) or are_texts:
-        options = TableOptions(
-            data.target,
-            data.columns,
-            data.drop,
-            data.categorical,
-            data.numbers,
-            data.text,
-            data.text_words,
-            data.text_length,
-            data.unseen,
-            data.missing,
-            data.test_data,
-            data.test_split,
-            task,
-        )
+        options = _table_options(data, task)
         where, options = folder_options(path, options) if are_texts else (path, options)
         loaded = load_table(where, options, comm, preprocessing, max_bytes=data.max_bytes)
         return dataclasses.replace(loaded, name=Path(path).name) if are_texts else loaded
@@ -76,6 +66,30 @@ def load_configured(
         max_bytes=data.max_bytes,
         sharding=data.sharding,
         task=task,
+    )
+
+
+def _table_options(data: DataConfig, task: Task | None) -> TableOptions:
+    return TableOptions(
+        target=data.target,
+        columns=data.columns,
+        drop=data.drop,
+        categorical=data.categorical,
+        number_columns=data.numbers,
+        texts=data.text,
+        words=data.text_words,
+        text_length=data.text_length,
+        unseen=data.unseen,
+        missing=data.missing,
+        test=data.test_data,
+        test_split=data.test_split,
+        task=task,
+        dates=data.dates,
+        na=data.na,
+        decimal=data.decimal,
+        rare=data.rare,
+        repair_header=data.repair_header,
+        auto=data.auto,
     )
 
 

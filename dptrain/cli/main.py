@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dptrain.cli.options import scaling_options
 from dptrain.cli.options.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
-from dptrain.cli.options.parser import Options, Parser
+from dptrain.cli.options.parser import Gathered, Options, Parser
 from dptrain.cli.options.sweep_options import add_options
 from dptrain.cli.options.words import suggest
 from dptrain.cli.serving import add_custom_objects
@@ -347,7 +347,7 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], visible: "re.Pattern[str
             help=(leaf.help + _listed(leaf) + default).replace("%", "%%")
             if visible is None or visible.fullmatch(leaf.path)
             else argparse.SUPPRESS,
-            **({"action": "append"} if leaf.is_mapping else {}),
+            **({"action": "append"} if leaf.is_mapping else {"action": Gathered} if leaf.is_gathered else {}),
             **({} if leaf.alone is None else {"nargs": "?", "const": leaf.alone}),
         )
 

@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,9 @@ from pydantic.dataclasses import dataclass
 
 from dptrain.data.tabular import records
 from dptrain.data.tabular.column_blocks import fill_numbers
-from dptrain.data.tabular.table_codes import days, leading_zero
+from dptrain.data.tabular.dates import COMPACT, ISO, Part, days, parts_of
+from dptrain.data.tabular.number_texts import Notation, Style
+from dptrain.data.tabular.table_codes import BLANKS, DEFAULT_NA, leading_zero
 from dptrain.data.tasks import Task
 from dptrain.data.words import encode_texts, word_ids
 from dptrain.errors import DataError
@@ -39,16 +41,21 @@ Fault = Callable[[int, str, str], DataError]
 # Treatment of categories not seen in training.
 Unseen = Literal["error", "missing", "other"]
 
-FORMAT = 4
+FORMAT = 5
 # Limits of a file's declarations.
 MAX_COLUMNS, MAX_VALUES, MAX_TEXT, MAX_LENGTH = 20_000, 1_000_000, 10_000, 100_000
 _MAX_SIDE = 1 << 15
+_MAX_FORMATS = 20
 _TOO_LONG = re.compile(r"(String|Tuple) should have at most")  # in Pydantic's words
 
 _STRICT = ConfigDict(extra="forbid", strict=True, defer_build=True)  # most trainings make none
 Text = Annotated[str, Field(max_length=MAX_TEXT)]
 Texts = Annotated[tuple[Text, ...], Field(max_length=MAX_VALUES)]
 Side = Annotated[int, Field(ge=1, le=_MAX_SIDE)]
+
+
+def _forms(value: str) -> tuple[str, str]:
+    return value.upper(), value.lower()
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -65,6 +72,13 @@ class Column:
         other: the category for unseen values; None if there is none.
         date: the number is a date's, in days since 1970-01-01.
         length: words of a text that count; 0 for other columns.
+        notation: how texts are numbers, such as "1.234,5"; None where texts are refused.
+        sign: a currency or % that those texts may have.
+        formats: of dates, tried in this order; empty for ISO's.
+        parts: further features of a date.
+        indicator: a last feature, 1 where the number is missing.
+        literal: words such as NA are values, not missing ones.
+        rare: values that count as `other`.
     """
 
     name: Text
@@ -76,18 +90,45 @@ class Column:
     date: bool = False
     other: Text | None = None
     length: Annotated[int, Field(ge=0, le=MAX_LENGTH)] = 0
+    notation: Notation | None = None
+    sign: Annotated[str, Field(max_length=3)] = ""
+    formats: Annotated[tuple[Text, ...], Field(max_length=_MAX_FORMATS)] = ()
+    parts: Annotated[tuple[Part, ...], Field(max_length=len(get_args(Part)))] = ()
+    indicator: bool = False
+    literal: bool = False
+    rare: Texts = ()
 
     @property
     def width(self) -> int:
         """Number of columns of x."""
+        if self.role == "number":
+            return 1 + len(self.parts) + self.indicator
         return len(self.values) if self.role == "one-hot" else self.length or 1
 
     @functools.cached_property
     def codes(self) -> Mapping[str, int]:
-        """The code of each category, the id of each word."""
+        """The code of each category, also as it may be written, and of words for a missing one; the id of each word."""
         if self.role == "words":
             return word_ids(self.values)
-        return {value: code for code, value in enumerate(self.values)}
+        codes = {value: code for code, value in enumerate(self.values)}
+        joined = {} if self.other is None else dict.fromkeys(self.rare, codes[self.other])
+        absent = {} if self.missing is None or self.literal else dict.fromkeys(DEFAULT_NA, codes[self.missing])
+        forms = {value.strip(BLANKS): code for value, code in codes.items()}
+        if not self.text:  # TRUE in a file of text is a boolean, and a text elsewhere
+            forms |= {form: codes[value] for value in ("False", "True") if value in codes for form in _forms(value)}
+        return absent | forms | joined | codes
+
+    @property
+    def style(self) -> Style | None:
+        """How texts are numbers; None where they are not."""
+        return None if self.notation is None else Style(self.notation, self.sign)
+
+    @property
+    def standardized(self) -> tuple[bool, ...]:
+        """(width,): which of its columns of x are numbers to standardise."""
+        if self.role != "number":
+            return (False,) * self.width
+        return (True,) * (self.width - self.indicator) + (False,) * self.indicator
 
 
 @dataclass(frozen=True, config=_STRICT)
@@ -102,6 +143,10 @@ class Preprocessing:
         picture: (height, width, channels), 1 channel for grey, 3 for RGB.
         resize: resize pictures of another size.
         unseen: the default of `encode`.
+        na: words that stand for a missing value, beside those that files of text have by default.
+        default_na: these stand for one, too.
+        repaired_header: columns without a name, or with another's, are named by their place.
+        target_notation, target_sign: `notation` and `sign` of a target that is a number.
     """
 
     task: Task
@@ -111,6 +156,11 @@ class Preprocessing:
     picture: tuple[Side, Side, Literal[1, 3]] | None = None
     resize: bool = False
     unseen: Unseen = "error"
+    na: Texts = ()
+    default_na: bool = True
+    repaired_header: bool = False
+    target_notation: Notation | None = None
+    target_sign: Annotated[str, Field(max_length=3)] = ""
 
     def __post_init__(self) -> None:
         names = [column.name for column in self.columns]
@@ -122,13 +172,27 @@ class Preprocessing:
             "a number has a mean, a category stands for missing values": all(
                 column.missing is None
                 if column.role == "number"
-                else column.mean is None and column.missing in (None, *column.values)
+                else column.mean is None
+                and column.missing in (None, *(("",) if column.role == "words" else column.values))
                 for column in self.columns
             ),
             "unseen categories are one of the column's": all(
                 column.other in (None, *column.values) for column in self.columns
             ),
             "a date is a number": all(column.role == "number" for column in self.columns if column.date),
+            "only a number is written in a notation or has an indicator": all(
+                column.role == "number"
+                for column in self.columns
+                if column.notation is not None or column.sign or column.indicator
+            ),
+            "only a date has formats and parts": all(
+                column.date and len(set(column.parts)) == len(column.parts)
+                for column in self.columns
+                if column.formats or column.parts
+            ),
+            "rare categories count as another": all(
+                column.other is not None and column.role != "words" for column in self.columns if column.rare
+            ),
             "a text has a length": all((column.role == "words") == (column.length > 0) for column in self.columns),
             "no category twice": all(len(set(column.values)) == len(column.values) for column in self.columns),
             "no class twice": len(set(self.class_names)) == len(self.class_names),
@@ -163,18 +227,32 @@ class Preprocessing:
     def is_number(self) -> npt.NDArray[np.bool_]:
         """(plain features,): which columns of x, without codes, are numbers to standardise."""
         plain = self.plain_columns
-        return np.array([column.role == "number" for column in plain for _ in range(column.width)], bool)
+        return np.array([flag for column in plain for flag in column.standardized], bool)
 
     @property
     def text_columns(self) -> list[str]:
         """Columns whose cells are read literally."""
-        target = [self.target] if self.target is not None and leading_zero(self.class_names) else []
-        return [column.name for column in self.columns if column.text] + target
+        is_literal = self.target_notation is not None or leading_zero(self.class_names) is not None
+        target = [self.target] if self.target is not None and is_literal else []
+        return [
+            column.name
+            for column in self.columns
+            if column.text or column.notation is not None or COMPACT in column.formats
+        ] + target
+
+    @property
+    def literal_columns(self) -> list[str]:
+        """Columns in which words such as NA are values."""
+        return [column.name for column in self.columns if column.literal]
 
     @property
     def number_columns(self) -> list[str]:
         """Number columns, in which 007 is 7."""
-        return [column.name for column in self.columns if column.role == "number" and not column.date]
+        return [
+            column.name
+            for column in self.columns
+            if column.role == "number" and not column.date and column.notation is None
+        ]
 
     @property
     def sample_shape(self) -> tuple[int, ...]:
@@ -236,7 +314,7 @@ class Preprocessing:
         numeric = [
             (start, column)
             for start, column in zip(starts, ordered, strict=False)
-            if column.role == "number" and not column.date
+            if column.role == "number" and column.width == 1 and not column.date
         ]
         complete: set[str] = set()
         if not isinstance(rows, records.Records):
@@ -269,21 +347,24 @@ class Preprocessing:
         series = None if are_records else rows[column.name]
         if are_records or len(rows) <= records.FEW:
             cells = rows.cells(column.name) if series is None else series.tolist()
-            if _encode_cells(cells, column, out, unseen):
+            if _encode_cells(records.without_words(cells, self.na), column, out, unseen):
                 return
         if series is None:
             series = rows.series(column.name, fault)
+        series = without_words(series, self.na)
         if column.role == "number":
-            out[:, 0] = column_numbers(series, column, fault, advice)
+            out[...] = column_features(series, column, fault, advice)
         elif column.role == "words":
-            out[...] = encode_texts(texts_of(series, fault, advice), column.codes, column.length)
+            texts = series if column.missing is None else series.where(series.notna(), column.missing)
+            out[...] = encode_texts(texts_of(texts, fault, advice), column.codes, column.length)
         else:
             code, otherwise = _code_of_unseen(column, unseen)
             codes = encode_categories(
                 *(series, column.name, column.values, fault, advice),
-                missing=column.missing,
+                missing=_code_of_missing(column, unseen),
                 unseen=code,
                 otherwise=otherwise,
+                code_of=column.codes,
             )
             one_hot = column.role == "one-hot"
             out[...] = codes[:, None] == np.arange(column.width) if one_hot else codes[:, None]
@@ -294,8 +375,10 @@ class Preprocessing:
         assert self.target is not None
         rows = self._rows(frame, where, [self.target])
         series = rows.series(self.target, fault) if isinstance(rows, records.Records) else rows[self.target]
+        series = without_words(series, self.na)
         if self.task == "regression":
-            return numbers(series, self.target, fault, "leave the row out").astype(np.float32)
+            style = None if self.target_notation is None else Style(self.target_notation, self.target_sign)
+            return numbers(series, self.target, fault, "leave the row out", style=style).astype(np.float32)
         return encode_categories(
             series, self.target, self.class_names, fault, "leave the row out", kind="class"
         ).astype(np.int32)
@@ -349,19 +432,34 @@ def _code_of_unseen(column: Column, unseen: Unseen) -> tuple[int | None, str]:
     return None, f"; it has no replacement (--unseen {unseen}) unless the training has {how}"
 
 
+def _code_of_missing(column: Column, unseen: Unseen) -> int | None:
+    """Return the code for missing categories (-1: all zeros, None: an error)."""
+    if column.missing is not None:
+        return column.values.index(column.missing)
+    return _code_of_unseen(column, unseen)[0] if unseen == "other" else None
+
+
+def without_words(series: Any, words: Sequence[str]) -> Any:
+    """Return a column of texts without those that stand for a missing value."""
+    if not words or series.dtype.kind in "iufbmM":
+        return series
+    is_word = [isinstance(value, str) and value.strip(BLANKS) in words for value in series]
+    return series.mask(is_word, None) if any(is_word) else series
+
+
 def _encode_cells(cells: Sequence[Any], column: Column, out: npt.NDArray[np.float32], unseen: Unseen) -> bool:
     """Write plain cells of a column, as a few rows have them, into its part of x; False if one is not plain."""
     values: Sequence[float] | None
     if column.role == "number":
-        values = records.plain_days(cells) if column.date else records.plain_numbers(cells, column.mean)
-    elif column.role == "words":
+        return _encode_number_cells(cells, column, out)
+    if column.role == "words":
+        cells = [column.missing if cell is None else cell for cell in cells]
         if not all(type(cell) is str for cell in cells):
             return False
         out[...] = encode_texts(cells, column.codes, column.length)
         return True
-    else:
-        unseen_code, _ = _code_of_unseen(column, unseen)
-        values = records.plain_codes(cells, column.codes, column.missing, unseen_code, canonical)
+    unseen_code, _ = _code_of_unseen(column, unseen)
+    values = records.plain_codes(cells, column.codes, _code_of_missing(column, unseen), unseen_code, canonical)
     if values is None:
         return False
     if column.role == "one-hot":
@@ -370,6 +468,24 @@ def _encode_cells(cells: Sequence[Any], column: Column, out: npt.NDArray[np.floa
                 out[row, int(code)] = 1
     else:
         out[:, 0] = values
+    return True
+
+
+def _encode_number_cells(cells: Sequence[Any], column: Column, out: npt.NDArray[np.float32]) -> bool:
+    if column.date:
+        days_of_cells = None if column.formats not in ((), (ISO,)) else records.plain_days(cells)
+        if days_of_cells is None:
+            return False
+        values = np.array(days_of_cells)
+        out[:, 1 : 1 + len(column.parts)] = parts_of(values, column.parts)
+        out[:, 0] = values
+        return True
+    numbers_of_cells = records.plain_numbers(cells, column.mean, column.style)
+    if numbers_of_cells is None:
+        return False
+    out[:, 0] = numbers_of_cells
+    if column.indicator:
+        out[:, -1] = [cell is None or cell != cell for cell in cells]
     return True
 
 
@@ -410,23 +526,35 @@ def canonical(value: Any) -> str:
 def column_numbers(series: Any, column: Column, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
     """Return a column of numbers, or of dates as days since 1970-01-01; see `numbers`."""
     if column.date:
-        series = days(series, column.name, fault)
-    return numbers(series, column.name, fault, advice, mean=column.mean)
+        import pandas
+
+        series = pandas.Series(days(series, column.name, fault, column.formats))
+    return numbers(series, column.name, fault, advice, mean=column.mean, style=column.style)
 
 
-def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | None = None) -> npt.NDArray[np.float64]:
-    """Return a column as float64 (rows,), finite also in float32; `mean` replaces missing values, None refuses them."""
+def column_features(series: Any, column: Column, fault: Fault, advice: str) -> npt.NDArray[np.float64]:
+    """Return the columns of x of a column of numbers or dates, (rows, width)."""
+    features = np.zeros((len(series), column.width))
+    features[:, 0] = column_numbers(series, column, fault, advice)
+    absent = series.isna().to_numpy() if column.parts or column.indicator else np.zeros(len(series), bool)
+    if column.parts:
+        values = np.where(absent, np.nan, features[:, 0])
+        features[:, 1 : 1 + len(column.parts)] = parts_of(values, column.parts)
+    if column.indicator:
+        features[:, -1] = absent
+    return features
+
+
+def numbers(
+    series: Any, name: str, fault: Fault, advice: str, *, mean: float | None = None, style: Style | None = None
+) -> npt.NDArray[np.float64]:
+    """Return a column as float64 (rows,), finite also in float32.
+
+    `mean` replaces missing values, None refuses them; `style` reads texts, None refuses them.
+    """
     values: npt.NDArray[np.float64]
     if series.dtype.kind not in "iufb":
-        for row, value in enumerate(series):
-            if _is_missing(value):
-                if mean is None:
-                    raise _missing(series, name, row, fault, advice)
-            elif not _is_number(value):
-                raise fault(row, name, f"{short(value)} among numbers; correct it")
-        if texts := [row for row, value in enumerate(series) if isinstance(value, str)]:
-            raise fault(texts[0], name, f"{short(series.iloc[texts[0]])}, a number as text; store numbers")
-        values = np.array([np.nan if _is_missing(value) else float(value) for value in series], np.float64)
+        values = _object_numbers(series, name, fault, advice, mean, style)
     else:
         values = series.to_numpy(dtype=np.float64, na_value=np.nan)
     absent = np.isnan(values)
@@ -442,6 +570,35 @@ def numbers(series: Any, name: str, fault: Fault, advice: str, *, mean: float | 
     return values
 
 
+def _object_numbers(
+    series: Any, name: str, fault: Fault, advice: str, mean: float | None, style: Style | None
+) -> npt.NDArray[np.float64]:
+    values = np.full(len(series), np.nan)
+    texts: list[int] = []
+    for row, value in enumerate(series):
+        if _is_missing(value):
+            if mean is None:
+                raise _missing(series, name, row, fault, advice)
+        elif isinstance(value, str) and style is not None:
+            read = style.read(value)
+            if read is None:
+                raise fault(row, name, f"{short(value)} among numbers{_as_learned(style)}; correct it")
+            values[row] = read
+        elif not _is_number(value):
+            raise fault(row, name, f"{short(value)} among numbers; correct it")
+        else:
+            texts += [row] if isinstance(value, str) else []
+            values[row] = float(value)
+    if texts:
+        raise fault(texts[0], name, f"{short(series.iloc[texts[0]])}, a number as text; store numbers")
+    return values
+
+
+def _as_learned(style: Style) -> str:
+    sign = f" and the sign {style.sign}" if style.sign else ""
+    return f" with a decimal {style.notation}{sign}"
+
+
 def encode_categories(
     series: Any,
     name: str,
@@ -449,31 +606,38 @@ def encode_categories(
     fault: Fault,
     advice: str,
     kind: str = "category",
-    missing: str | None = None,
+    missing: int | None = None,
     unseen: int | None = None,
     otherwise: str = "",
+    code_of: Mapping[str, int] | None = None,
 ) -> npt.NDArray[np.int64]:
     """Return the codes of a column of categories, (rows,).
 
-    `missing` is the category for missing values, `unseen` the code (-1 too) for unknown ones; None refuses such values.
+    `missing` and `unseen` are the codes (-1 too) for missing and unknown values; None refuses such values. `code_of`
+    has the codes, by default the places in `values`.
     """
     places, distinct = series.factorize()
     if len(places) and places.min() < 0 and missing is None:
         raise _missing(series, name, int((places < 0).argmax()), fault, advice)
-    code_of = {value: code for code, value in enumerate(values)}
-    of_missing = -1 if missing is None else code_of[missing]  # the last one: a place of -1 is a missing value's
-    codes: npt.NDArray[np.int64] = np.array(
-        [*(code_of.get(canonical(value), -1) for value in distinct), of_missing], np.int64
-    )
-    codes = codes[places]
+    if code_of is None:
+        code_of = {value: code for code, value in enumerate(values)}
+    is_absent = places < 0
+    codes: npt.NDArray[np.int64] = np.array([*(_code(code_of, value) for value in distinct), -1], np.int64)
+    codes = np.where(is_absent, -1 if missing is None else missing, codes[places])
     if unseen is not None:
-        return np.where(codes < 0, unseen, codes)
-    if len(codes) and codes.min() < 0:
-        row = int((codes < 0).argmax())
+        return np.where((codes < 0) & ~is_absent, unseen, codes)
+    if ((codes < 0) & ~is_absent).any():
+        row = int(((codes < 0) & ~is_absent).argmax())
         value = canonical(series.iloc[row])
         hint = suggestion(value, values) or f"; it has seen {len(values)} others"
         raise fault(row, name, f"{kind} {short(value)}, which training has not seen{hint}{otherwise}")
     return codes
+
+
+def _code(code_of: Mapping[str, int], value: Any) -> int:
+    text = canonical(value)
+    code = code_of.get(text)
+    return code_of.get(text.strip(BLANKS), -1) if code is None else code
 
 
 def _is_number(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy.typing as npt
@@ -14,6 +15,23 @@ if TYPE_CHECKING:
     from dptrain.data.lazy import LazyArray
 
 Array = npt.NDArray[Any]
+
+
+# Files that are about a folder of samples, by their endings and by the beginnings of their names.
+_ABOUT_ENDINGS = (".txt", ".md", ".rst", ".csv", ".tsv", ".json", ".xml", ".yaml", ".yml", ".html", ".pdf", ".log")
+_ABOUT_NAMES = ("readme", "license", "licence", "notice", "citation", "changelog")
+
+
+def is_readme(path: Path) -> bool:
+    """Whether a file, such as README.txt, tells of the samples beside it."""
+    return path.name.lower().startswith(_ABOUT_NAMES) and not path.is_dir()
+
+
+def is_about(path: Path, samples: str = "/") -> bool:
+    """Whether a file next to class folders tells of them, such as labels.csv; `samples` is the ending of samples."""
+    name = path.name.lower()
+    is_note = name.endswith(_ABOUT_ENDINGS) and not name.endswith(samples) and not path.is_dir()
+    return is_note or is_readme(path)
 
 
 @dataclass(frozen=True)

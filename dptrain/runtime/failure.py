@@ -18,6 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from dptrain.errors import (
+    LIST,
     AgreedError,
     CompilerError,
     DptrainError,
@@ -157,10 +158,11 @@ def exit_code_of(error: BaseException, unknown: int = int(ExitCode.INTERNAL)) ->
 
 
 def describe(error: BaseException) -> str:
-    """Return an error as one line, with type and place unless it is a `DptrainError`."""
-    text = printable(" ".join(str(error).split()))
+    """Return an error as one line, with type and place unless it is a `DptrainError`, which may have a list."""
     if isinstance(error, DptrainError):
-        return text
+        lines = [" ".join(line.split()) for line in str(error).split(LIST)]
+        return printable(LIST.join(lines), "\n")
+    text = printable(" ".join(str(error).split()))
     if isinstance(error, signals.SignalledError):
         return f"ended by {text}"
     if isinstance(error, KeyboardInterrupt):

@@ -5,6 +5,7 @@ format and `config.yaml` follow from the fields.
 """
 
 import copy
+import csv
 import dataclasses
 import re
 from collections.abc import Iterator, Mapping
@@ -33,7 +34,19 @@ def _comma_separated(value: object) -> object:
 
 
 def _names(value: object) -> object:
-    return [] if _none_word(value) is None else _comma_separated(value)
+    return [] if _none_word(value) is None else _quoted(value)
+
+
+def _quoted(value: object) -> object:
+    """Return names separated by commas as a list; one with a comma stands in quotes, as in a table's header."""
+    if not isinstance(value, str):
+        return _comma_separated(value)
+    parts = next(csv.reader([value], skipinitialspace=True), [])
+    return [part.strip() for part in parts if part.strip()]
+
+
+def _words(value: object) -> object:
+    return [] if isinstance(value, str) and value in ("", "none") else _quoted(value)
 
 
 def _none_word(value: object) -> object:
@@ -195,6 +208,12 @@ class DataConfig(Checked):
         "a table's columns to treat as numbers though they look like codes, identifiers or dates, comma-separated",
         "numbers",
     )
+    dates: Annotated[tuple[str, ...], Before(_names)] = _field(
+        (),
+        "a table's columns of dates, as days since 1970, month, day and weekday, comma-separated; also with a format: "
+        "sold=%d.%m.%Y",
+        "dates",
+    )
     text: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "a table's columns to treat as texts, by their words, comma-separated", "text"
     )
@@ -211,10 +230,30 @@ class DataConfig(Checked):
         "(default: error, or a trained model's own setting)",
         "unseen",
     )
-    missing: Literal["stop", "drop", "mean"] = _field(
+    missing: Literal["stop", "drop", "mean", "indicator"] = _field(
         "stop",
-        "at a table's missing value stop, drop its row, or use the column's mean (for texts a separate category)",
+        "at a table's missing value stop, drop its row, or use the column's mean (for texts a separate category); "
+        "indicator: the mean, beside a feature that says so",
         "missing",
+    )
+    na: Annotated[tuple[str, ...], Before(_words)] = _field(
+        ("default",),
+        "words of a table that stand for a missing value, comma-separated; default means NA, N/A, NULL, NaN, None and "
+        "others, see docs/data.md: default,? adds one",
+        "na",
+    )
+    decimal: Literal["auto", "point", "comma"] = _field(
+        "auto", "decimal mark of a table's numbers; comma: 1.234,5 is 1234.5", "decimal"
+    )
+    rare: OptionalPositiveInt = _field(None, "join a table's categories of fewer rows than this into one", "rare")
+    repair_header: bool = _field(
+        False, "name columns of a table without a name, or with another's, by their place", "repair-header"
+    )
+    auto: bool = _field(
+        False,
+        "decide what could be meant in two ways in a table, and say what was decided: dates, identifiers, missing "
+        "values, rare categories",
+        "auto",
     )
     test_data: Annotated[str | None, Before(_none_word)] = _field(
         None, "a table or shards to use as test part; default: a part of the table, or the last shards", "test-data"
@@ -618,6 +657,7 @@ class Leaf:
     is_flag: bool
     is_mapping: bool
     alone: str | None  # value of the flag without one; None where it needs one
+    is_gathered: bool  # a flag that is repeated adds to its list
     choices: tuple[str, ...]  # allowed words; empty for other types
 
 
@@ -643,6 +683,7 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
                 is_flag,
                 isinstance(value, dict),
                 "true" if is_flag else metadata["alone"],
+                prefix == "data." and isinstance(value, tuple),
                 words,
             )
 

@@ -20,6 +20,21 @@ class Options:
     usage: str = "RUN [options]"  # what follows the command
 
 
+class Gathered(argparse.Action):
+    """Joins the lists of an option that is repeated, by commas."""
+
+    def __call__(
+        self,
+        parser: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: Any,
+        option_string: str | None = None,
+    ) -> None:
+        """Add to what the option has listed before."""
+        before = getattr(namespace, self.dest, None)
+        setattr(namespace, self.dest, values if before is None else f"{before},{values}")
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that raises our errors and prints help on rank 0 alone."""
 

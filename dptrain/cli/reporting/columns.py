@@ -34,6 +34,8 @@ def _cell(column: Column, features: Array) -> str:
     if column.role == "words":
         ids = features[features > 0].astype(np.int64).tolist()
         return " ".join("…" if index < FIRST_WORD else column.values[index - FIRST_WORD] for index in ids)
+    if column.indicator and features[-1]:
+        return "(missing)"
     value = float(features[0])
     if column.role == "embedding":
         return column.values[int(value)] if 0 <= value < len(column.values) else "(unseen)"

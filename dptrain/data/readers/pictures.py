@@ -21,11 +21,11 @@ import numpy.typing as npt
 
 from dptrain.comm.base import Communicator
 from dptrain.comm.parts import cut
-from dptrain.data.holdout import split_rows
+from dptrain.data.holdout import require_classes, split_rows
 from dptrain.data.lazy import LazyArray, RowSource
 from dptrain.data.loading import LoadedData, Split
 from dptrain.data.preprocessing import Preprocessing, require_utf8, within_limits
-from dptrain.data.raw import RawSamples, require_part
+from dptrain.data.raw import RawSamples, is_about, is_readme, require_part
 from dptrain.data.sources import DEFAULT_MAX_BYTES
 from dptrain.errors import ConfigError, DataError, printable
 from dptrain.registry.names import suggestion
@@ -177,7 +177,8 @@ def load_pictures(
         }
 
     listed = comm.broadcast_fact(comm.agree("data", scan))
-    preprocessing = Preprocessing.from_dict(listed["known"])
+    learns = preprocessing is None
+    known = preprocessing = Preprocessing.from_dict(listed["known"])
     files, y, tested = listed["files"], np.array(listed["labels"], np.int32), listed["tested"]
     source = PictureRows(files, preprocessing, comm, max_bytes)
     x = LazyArray(source, np.arange(len(files)))
@@ -193,6 +194,8 @@ def load_pictures(
         parts = np.flatnonzero(~is_test), np.flatnonzero(is_test)
     else:
         parts = comm.agree("data", lambda: split_rows(y, options.test_split))
+    if learns:
+        comm.agree("data", lambda: require_classes(y[parts[0]], known.class_names, path))
     train, test = (Split(x[rows], y[rows]) for rows in parts)
     notes = comm.broadcast_fact(notes)
     return LoadedData(
@@ -345,7 +348,7 @@ def _decoded(file: str | IO[bytes], preprocessing: Preprocessing, name: str = ""
 
 
 def _classes(folder: Path) -> Iterator[tuple[str, list[Path]]]:
-    entries = _entries(folder)
+    entries = [entry for entry in _entries(folder) if not is_about(entry)]
     for entry in entries:
         if not entry.is_dir():
             raise DataError(f"{entry}: a file next to the class folders; move it into one, or remove it")
@@ -366,7 +369,11 @@ def _entries(folder: Path) -> list[Path]:
     entries = sorted(folder.iterdir())
     if len(entries) > MOST_PICTURES:
         raise DataError(f"{folder}: {len(entries)} files, at most {MOST_PICTURES} are read")
-    return [entry for entry in entries if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED]
+    return [
+        entry
+        for entry in entries
+        if not entry.name.startswith(".") and entry.name.lower() not in _IGNORED and not is_readme(entry)
+    ]
 
 
 def decode_picture(content: bytes, preprocessing: Preprocessing, name: str) -> npt.NDArray[np.uint8]:

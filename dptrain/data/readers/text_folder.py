@@ -7,6 +7,7 @@ from itertools import islice
 from pathlib import Path
 
 from dptrain.data.preprocessing import Preprocessing, require_utf8
+from dptrain.data.raw import is_about, is_readme
 from dptrain.data.sources import format_bytes
 from dptrain.data.tabular.table_codes import pandas_module
 from dptrain.data.tabular.table_columns import TableOptions, text_column
@@ -66,13 +67,15 @@ def read_text_folder(path: str, max_bytes: int) -> TextFiles:
     """Return the texts of a folder, and their classes where it has folders of these."""
     root = Path(path)
     entries = _entries(root)
+    if any(entry.is_dir() for entry in entries):
+        entries = [entry for entry in entries if not is_about(entry, _ENDING)]
     files = [entry for entry in entries if not entry.is_dir()]
     if files and len(files) < len(entries):
         raise DataError(f"{files[0]}: a file next to the class folders; move it into one, or remove it")
     columns: dict[str, list[str]] = {TEXT: []}
     for folder in [] if files else entries:
         require_utf8(folder)
-        members = _entries(folder)
+        members = [entry for entry in _entries(folder) if not is_readme(entry)]
         if not members:
             raise DataError(f"{folder}: no texts; remove the folder, or fill it")
         files += members
@@ -84,7 +87,7 @@ def read_text_folder(path: str, max_bytes: int) -> TextFiles:
         text, size = _text(file, root, left, max_bytes)
         columns[TEXT].append(text)
         left -= size
-    return TextFiles(path, pandas_module().DataFrame(columns), None, tuple(map(str, files)))
+    return TextFiles(path, pandas_module().DataFrame(columns), files=tuple(map(str, files)))
 
 
 def learn_text_folder(table: Table, options: TableOptions) -> tuple[Preprocessing, list[str]]:

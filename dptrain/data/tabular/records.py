@@ -7,12 +7,13 @@ rule about odd cells stands once, with the code for series.
 
 import datetime
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from dptrain.data.tabular.table_codes import pandas_module
+from dptrain.data.tabular.number_texts import Style
+from dptrain.data.tabular.table_codes import BLANKS, pandas_module
 from dptrain.errors import DataError
 from dptrain.registry.names import suggestion
 from dptrain.runtime.text import short
@@ -92,11 +93,20 @@ def _column(value: Any) -> list[Any] | None:
     return list(value.tolist() if hasattr(value, "tolist") else value)
 
 
-def plain_numbers(cells: Sequence[Any], mean: float | None) -> list[float] | None:
-    """Return finite float32 numbers, missing ones as `mean`; or None."""
+def without_words(cells: Sequence[Any], words: Collection[str]) -> Sequence[Any]:
+    """Return cells with None in place of words that stand for a missing value."""
+    if not words:
+        return cells
+    return [None if type(cell) is str and cell.strip(BLANKS) in words else cell for cell in cells]
+
+
+def plain_numbers(cells: Sequence[Any], mean: float | None, style: Style | None = None) -> list[float] | None:
+    """Return finite float32 numbers, missing ones as `mean`, texts by `style`; or None."""
     numbers = []
     for value in cells:
         value = math.nan if value is None else value
+        if style is not None and type(value) is str:
+            value = style.read(value)
         if type(value) not in (float, int, bool):
             return None
         if value != value:
@@ -128,7 +138,7 @@ def plain_days(cells: Sequence[Any]) -> list[float] | None:
 def plain_codes(
     cells: Sequence[Any],
     code_of: Mapping[str, int],
-    missing: str | None,
+    missing: int | None,
     unseen: int | None,
     text_of: Callable[[Any], str],
 ) -> list[int] | None:
@@ -136,11 +146,12 @@ def plain_codes(
     codes = []
     for value in cells:
         if value is None:
-            code = -1 if missing is None else code_of[missing]
             if missing is None:
                 return None
+            code = missing
         elif type(value) is str or (type(value) in (int, bool, float) and value == value):
-            known = code_of.get(text_of(value), unseen)
+            text = text_of(value)
+            known = code_of[text] if text in code_of else code_of.get(text.strip(BLANKS), unseen)
             if known is None:
                 return None
             code = known

@@ -2,7 +2,6 @@
 
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,73 +11,101 @@ from dptrain.data.preprocessing import (
     MAX_TEXT,
     Column,
     Preprocessing,
-    Unseen,
     canonical,
     column_numbers,
-    numbers,
     texts_of,
 )
+from dptrain.data.tabular.categories import MISSING, MOST_ONE_HOT, OTHER, category_column, too_many
 from dptrain.data.tabular.column_blocks import blocks, plain_numbers
-from dptrain.data.tabular.table_codes import decimal_comma, holds_dates, identifier, leading_zero
+from dptrain.data.tabular.dates import COMPACT, Formats, Part, days, formats_of, parts_of
+from dptrain.data.tabular.number_columns import (
+    cell_text,
+    decided_style,
+    distinct_texts,
+    number_problem,
+    other_cell,
+    refuse_infinite,
+    refuse_mixture,
+)
+from dptrain.data.tabular.number_texts import Style, style_of
+from dptrain.data.tabular.table_codes import LITERAL_NA, are_days, leading_zero
+from dptrain.data.tabular.table_options import TableOptions, option
+from dptrain.data.tabular.table_target import MOST_CLASSES, task_of
 from dptrain.data.tabular.tables import Table
-from dptrain.data.tasks import LOSSES, Task
+from dptrain.data.tabular.undecided import Problem, UndecidedError, UndecidedTableError
+from dptrain.data.tasks import Task
 from dptrain.data.words import learn_vocabulary, split_words
 from dptrain.errors import ConfigError, DataError
 from dptrain.registry.names import suggestion
-from dptrain.runtime.text import short
+from dptrain.runtime.text import counted, short
 
-MOST_ONE_HOT = 16
-"""A category of more values is embedded."""
-
-MOST_CLASSES = 20
-"""Whole numbers of more values are targets of a regression; of so many or fewer, and five rows a value, classes."""
-
-MISSING = "(missing)"
-"""The category that stands for missing values, where these are asked for."""
-
-OTHER = "(other)"
-"""The category that stands for those that training has not seen, where it is asked for."""
-
-_FEW = 50
-"""Different texts that any column may have; more of them than half of the rows name rows, and are no category."""
-
-
-@dataclass(frozen=True)
-class TableOptions:
-    """The command line's options for a table."""
-
-    target: str | None = None  # the column to predict
-    columns: Sequence[str] = ()  # used ones; empty for all
-    drop: Sequence[str] = ()
-    categorical: Sequence[str] = ()  # categories, whatever they look like
-    number_columns: Sequence[str] = ()  # numbers, and dates as days, whatever they look like
-    texts: Sequence[str] = ()  # columns whose words count
-    words: int = 10_000  # of a text's vocabulary at most
-    text_length: int = 200  # words of a text that count, at most
-    unseen: Unseen | None = None  # as `Preprocessing.encode`
-    # "stop" at a missing value, "drop" the row, or fill in the "mean" and a category for missing values
-    missing: str = "stop"
-    test: str | None = None  # a file of the test part; None splits the table
-    test_split: float = 0.2
-    task: Task | None = None  # None for what the target looks like
+__all__ = [
+    "MISSING",
+    "MOST_CLASSES",
+    "MOST_ONE_HOT",
+    "OTHER",
+    "TableOptions",
+    "learn",
+    "text_column",
+    "used_columns",
+    "with_means",
+    "without_missing",
+]
 
 
 def learn(table: Table, options: TableOptions) -> tuple[Preprocessing, list[str]]:
-    """Return how a training table becomes arrays, and a note on each decision."""
+    """Return how a training table becomes arrays, and a note on each decision.
+
+    Raises:
+        UndecidedTableError: all problems of all columns.
+    """
     names = used_columns(table, options)
     notes: list[str] = []
-    named = {*options.categorical, *options.number_columns, *options.texts}
+    problems = _problems_of_header(table, options)
+    named = {*options.categorical, *options.number_columns, *options.texts, *options.date_formats}
     plain = plain_numbers(table.frame, set(names) - named)
-    columns = [
-        column
-        for name in names
-        if (column := Column(name, "number") if name in plain else _column(table, name, options, notes)) is not None
-    ]
+    columns = []
+    for name in names:
+        if name in plain:
+            columns.append(Column(name, "number"))
+            continue
+        column = None
+        try:
+            column = _column(table, name, options, notes)
+        except UndecidedError as error:
+            problems.append(Problem(name, error))
+            if error.mend is None or "drop" in error.mend:
+                continue
+        else:
+            if column is None:
+                continue
+            columns.append(column)
+        problems += _gaps(table, name, options)
+    task: Task = "regression"
+    classes: tuple[str, ...] = ()
+    style: Style | None = None
+    try:
+        task, classes, style = task_of(table, options, notes)
+    except UndecidedError as error:
+        problems.append(Problem(str(options.target), error))
+    if problems:
+        raise UndecidedTableError(table.where, problems, options)
     if not columns:
         raise DataError(f"{table.where}: no column is left to predict {options.target!r} from")
-    task, classes = _task(table, options, notes)
     notes.insert(0, _described(columns))
-    return Preprocessing(task, tuple(columns), options.target, classes, unseen=options.unseen or "error"), notes
+    preprocessing = Preprocessing(
+        task,
+        tuple(columns),
+        options.target,
+        classes,
+        unseen=options.unseen or ("other" if options.auto else "error"),
+        na=tuple(options.na_words),
+        default_na=options.reading().default_na,
+        repaired_header=bool(table.repairs),
+        target_notation=None if style is None else style.notation,
+        target_sign="" if style is None else style.sign,
+    )
+    return preprocessing, notes
 
 
 def used_columns(table: Table, options: TableOptions) -> list[str]:
@@ -88,28 +115,38 @@ def used_columns(table: Table, options: TableOptions) -> list[str]:
         raise ConfigError(
             f"{table.where}: which column is to be predicted? --target NAME, one of {', '.join([*there][:20])}"
         )
-    for option, names in (
+    for flag, names in (
         ("target", [options.target]),
-        *(("columns", options.columns), ("drop", options.drop)),
+        *(("columns", options.columns), ("drop", options.drop), ("dates", options.date_formats)),
         *(("categorical", options.categorical), ("numbers", options.number_columns), ("text", options.texts)),
     ):
         for name in names:
             if name not in there:
                 hint = suggestion(name, [*there]) or f"; found {', '.join([*there][:20])}"
-                raise DataError(f"{table.where}: no column {name!r} (--{option}){hint}")
-    used = {*options.columns, options.target}
-    if both := [name for name in options.drop if name in used]:
-        raise ConfigError(f"--drop {both[0]}: the column is used; leave it out of --columns and --target")
-    if both := [name for name in options.number_columns if name in options.categorical]:
-        raise ConfigError(f"--numbers {both[0]}: --categorical names the column too; leave it out of one of them")
-    if both := [name for name in options.texts if name in (*options.number_columns, *options.categorical)]:
-        raise ConfigError(f"--text {both[0]}: another option names the column too; leave it out of one of them")
+                raise DataError(f"{table.where}: no column {name!r} (--{flag}){hint}")
+    if options.target in options.drop:
+        raise ConfigError(f"--drop {options.target}: the column is used; leave it out of --drop or --target")
+    _refuse_contradictions(options)
     if (longest := max(map(len, there), default=0)) > MAX_TEXT:
         raise DataError(f"{table.where}: a column's name has {longest:,} characters, at most {MAX_TEXT:,}; rename it")
     selected = set(options.columns or there) - {options.target, *options.drop}
     if unused := [name for name in options.texts if name not in selected]:
         raise ConfigError(f"--text {unused[0]}: the column is not used; leave it out, or see --columns and --drop")
     return [name for name in there if name in selected]
+
+
+def _refuse_contradictions(options: TableOptions) -> None:
+    of_options = {
+        "numbers": options.number_columns,
+        "dates": options.date_formats,
+        "text": options.texts,
+        "categorical": options.categorical,
+    }
+    flags = [*of_options]
+    for place, flag in enumerate(flags):
+        for other in flags[place + 1 :]:
+            if both := [name for name in of_options[flag] if name in of_options[other]]:
+                raise ConfigError(f"--{flag} {both[0]}: --{other} names the column too; leave it out of one of them")
 
 
 def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str]]:
@@ -125,72 +162,188 @@ def without_missing(table: Table, names: Sequence[str]) -> tuple[Table, list[str
     ]
 
 
+def _problems_of_header(table: Table, options: TableOptions) -> list[Problem]:
+    if not table.repairs or options.repair_header:
+        return []
+    error = UndecidedError(
+        f"{table.where}, row 1: {'; '.join(table.repairs[:5])}; rename them, or --repair-header (names them by their "
+        "place)",
+        {"repair-header": ()},
+        f"header: {'; '.join(table.repairs[:5])}; named by their place",
+    )
+    return [Problem("", error)]
+
+
+def _gaps(table: Table, name: str, options: TableOptions) -> list[Problem]:
+    """Return the problem of a column's missing values, if it has any."""
+    series = table.frame[name]
+    absent = int(series.isna().sum())
+    if options.missing != "stop" or not absent:
+        return []
+    row = int(series.isna().to_numpy().argmax())
+    advice = (
+        f"fill it in, or use {option('drop', name)}, --missing drop (leaves out such rows), --missing mean or "
+        "--missing indicator"
+    )
+    if name in options.texts:
+        advice += " (an empty text)"
+    has_words = series.dtype.kind not in "iufbmM" and cell_text(table, row, name) in LITERAL_NA
+    if has_words:
+        advice += f"; {option('categorical', name)} keeps words such as NA as values"
+    where = table.fault(row, name, f"no value ({absent} in all); {advice}")
+    return [Problem(name, UndecidedError(str(where), {"missing": ("indicator",)}), absent, has_words)]
+
+
 def _column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column | None:
     series = table.frame[name]
     if name in options.texts:
         return text_column(table, name, options, notes)
-    is_asked_for = name in options.number_columns
-    are_dates = holds_dates(series)
-    if are_dates and not is_asked_for and name not in options.categorical:
-        raise _dates(table, name, f"--drop {name}, or take their days as numbers (--numbers {name})")
-    if not (are_dates and is_asked_for):
-        _refuse_other_types(table, name, f"--drop {name}")
+    is_category = name in options.categorical
+    formats = None if is_category else _formats(table, name, options)
+    if formats is not None and name not in (*options.number_columns, *options.date_formats):
+        raise _dates(table, name, formats)
+    if formats is None:
+        _refuse_other_types(table, name)
     if series.isna().all():
-        raise DataError(f"{table.where}, column {name!r}: no value in any row; --drop {name}")
+        raise UndecidedError(
+            f"{table.where}, column {name!r}: no value in any row; {option('drop', name)}",
+            {"drop": (name,)},
+            "left out, no row has a value",
+        )
     absent = int(series.isna().sum())
-    is_filled = absent > 0 and options.missing == "mean"
-    is_number = is_asked_for or (series.dtype.kind in "iuf" and name not in options.categorical)
-    if series.nunique() == 1 and (not absent or (is_filled and is_number)):
-        notes.append(f"column {name!r} is left out: every row has {short(canonical(series.iloc[0]))}")
+    is_filled = absent > 0 and options.missing in ("mean", "indicator")
+    style = None if formats is not None or is_category else decided_style(table, name, options)
+    is_number = not is_category and (formats is not None or style is not None or series.dtype.kind in "iuf")
+    has_indicator = is_number and is_filled and options.missing == "indicator"
+    if series.nunique() == 1 and not has_indicator and (not absent or (is_filled and is_number)):
+        notes.append(f"column {name!r} is left out: every row has {short(canonical(series.dropna().iloc[0]))}")
         return None
     if is_filled:
         instead = "replaced by the mean of the training part" if is_number else "a separate category"
-        notes.append(f"column {name!r}: {absent:,} of {len(table):,} values are missing; {instead}")
+        beside = ", with a feature that says so" if has_indicator else ""
+        notes.append(f"column {name!r}: {absent:,} of {len(table):,} values are missing; {instead}{beside}")
+    if formats is not None:
+        return _date_column(table, name, formats, options, notes, indicator=has_indicator)
     if is_number:
-        column = Column(name, "number", date=are_dates)
-        present = series.dropna()
-        quantities = column_numbers(present, column, Table(table.where, present, table.text).fault, "")
-        if not is_asked_for and (looks := identifier(quantities)):
-            raise DataError(
-                f"{table.where}, column {name!r}: {looks}; leave it out (--drop {name}), or declare it a quantity "
-                f"(--numbers {name}) or a category (--categorical {name})"
-            )
-        if are_dates:
-            notes.append(f"column {name!r}: dates, as days since 1970-01-01")
-        _note_precision(name, quantities, notes)
-        return column
-    if name not in options.categorical and series.dtype.kind != "b":
-        _refuse_mixture(table, name)
-        if (code := leading_zero(series.unique())) is not None:
+        return _number_column(table, name, style, options, notes, indicator=has_indicator)
+    if not is_category and series.dtype.kind != "b":
+        refuse_mixture(table, name, options)
+        if (code := leading_zero(series.unique())) is not None and style_of(distinct_texts(series) or (), "point"):
             notes.append(
-                f"column {name!r}: a category, because of codes such as {short(code)}; --numbers {name} otherwise"
+                f"column {name!r}: a category, because of codes such as {short(code)}; {option('numbers', name)} "
+                "otherwise"
             )
-    advice = f"fill it in, or use --drop {name}, --missing drop (leaves out such rows) or --missing mean"
-    values = _categories(table, name, advice, missing=is_filled)
-    if len(values) > max(_FEW, len(table) // 2) and name not in options.categorical:
-        raise DataError(
-            f"{table.where}, column {name!r}: {len(values):,} distinct texts in {len(table):,} rows; leave it out "
-            f"(--drop {name}), or declare it a text (--text {name}) or a category (--categorical {name})"
-            f"{f' or numbers (--numbers {name})' if leading_zero(values) else ''}"
+        too_many(table, name)
+    return category_column(table, name, options, notes, missing=is_filled)
+
+
+def _number_column(
+    table: Table, name: str, style: Style | None, options: TableOptions, notes: list[str], *, indicator: bool
+) -> Column:
+    column = Column(
+        name,
+        "number",
+        notation=None if style is None else style.notation,
+        sign="" if style is None else style.sign,
+        indicator=indicator,
+    )
+    present = table.frame[name].dropna()
+    refuse_infinite(table, name, options)
+    quantities = column_numbers(present, column, dataclasses.replace(table, frame=present).fault, "")
+    if name not in options.number_columns:
+        number_problem(table, name, quantities)
+    if style is not None:
+        sign = f", with the sign {style.sign}" if style.sign else ""
+        notes.append(f"column {name!r}: numbers with a decimal {style.notation}{sign}")
+    _note_precision(name, quantities, notes)
+    return column
+
+
+def _formats(table: Table, name: str, options: TableOptions) -> Formats | None:
+    """Return the formats of a column of dates; None where it has none."""
+    series = table.frame[name]
+    is_asked_for = name in options.date_formats
+    form = options.date_formats.get(name)
+    present = series.dropna()
+    if form is not None or (is_asked_for and series.dtype.kind in "iuf" and are_days(present.unique())):
+        formats = Formats((form or COMPACT,))
+        days(series, name, table.fault, formats.formats)
+        return formats
+    if series.dtype.kind == "M":
+        return Formats(())
+    texts = distinct_texts(present)
+    learned = None if texts is None else formats_of(texts)
+    if learned is None and is_asked_for:
+        raise UndecidedError(
+            f"{table.where}, column {name!r}: not dates of one known format, such as {short(present.iloc[0])}; name "
+            f"it: {option('dates', f'{name}=%d.%m.%Y')} for 31.12.2020"
         )
-    other = OTHER if options.unseen == "other" else None
-    if other is not None:
-        if OTHER in values:
-            raise DataError(f"{table.where}, column {name!r}: {OTHER!r} is a value, but is reserved for unseen ones")
-        values = (*values, OTHER)
-    role = "one-hot" if len(values) <= MOST_ONE_HOT else "embedding"
-    is_text = series.dtype.kind not in "iufb"
-    missing = MISSING if is_filled else None
-    return Column(name, "one-hot" if role == "one-hot" else "embedding", values, is_text, missing=missing, other=other)
+    return learned
+
+
+def _dates(table: Table, name: str, formats: Formats) -> UndecidedError:
+    series = table.frame[name].dropna()
+    of_type = "" if series.dtype.kind == "O" or isinstance(series.iloc[0], str) else f" ({series.dtype})"
+    shown, asked = f"dates{of_type}, such as {short(str(series.iloc[0]))}", option("dates", name)
+    as_dates = f"{asked} (days since 1970, month, day and weekday as numbers)"
+    if formats.others:
+        as_dates = (
+            f"{option('dates', f'{name}={formats.formats[0]}')} or "
+            f"{option('dates', f'{name}={formats.others[0]}')} (numbers: days since 1970, month, day and weekday)"
+        )
+    order = f" in the format {formats.formats[0]}, though {formats.others[0]} fits as well" if formats.others else ""
+    return UndecidedError(
+        f"{table.where}, column {name!r}: holds {shown}; expected numbers or texts: {as_dates}, their days alone "
+        f"({option('numbers', name)}), or leave them out ({option('drop', name)})",
+        {"dates": (f"{name}={formats.formats[0]}" if order and len(formats.formats) == 1 else name,)},
+        f"dates, such as {short(str(series.iloc[0]))}{order}, as days since 1970-01-01, month, day and weekday",
+    )
+
+
+def _date_column(
+    table: Table, name: str, formats: Formats, options: TableOptions, notes: list[str], *, indicator: bool
+) -> Column:
+    parts: list[Part] = []
+    values = days(table.frame[name].dropna(), name, table.fault, formats.formats)
+    if name in options.date_formats:
+        parts = ["month", "day", "weekday"]
+        if (parts_of(values, ("hour",)) != 0).any():
+            parts.append("hour")
+    else:
+        notes.append(f"column {name!r}: dates, as days since 1970-01-01")
+    if formats.others:
+        notes.append(
+            f"column {name!r}: dates in the format {formats.formats[0]}, though {formats.others[0]} fits as well"
+        )
+    _note_precision(name, values, notes)
+    return Column(
+        *(name, "number"),
+        date=True,
+        formats=() if all(form == "ISO8601" for form in formats.formats) else formats.formats,
+        parts=tuple(parts),
+        indicator=indicator,
+    )
 
 
 def text_column(table: Table, name: str, options: TableOptions, notes: list[str]) -> Column:
     """Return a text's vocabulary and length; refuse a column without words."""
-    advice = f"fill it in, or use --drop {name} or --missing drop (leaves out such rows)"
-    texts = texts_of(table.frame[name], table.fault, advice)
+    advice = f"fill it in, or use {option('drop', name)} or --missing drop (leaves out such rows)"
+    series = table.frame[name]
+    absent = int(series.isna().sum())
+    is_filled = absent > 0 and options.missing in ("mean", "indicator")
+    if absent and options.missing == "stop":  # reported apart
+        series = series.fillna("")
+    elif is_filled:
+        notes.append(f"column {name!r}: {absent:,} of {len(table):,} texts are missing; read as empty")
+        series = series.fillna("")
+    texts = texts_of(series, table.fault, advice)
     vocabulary = learn_vocabulary(texts, options.words)
     if not vocabulary:
-        raise DataError(f"{table.where}, column {name!r}: no words in any row; --drop {name}")
+        raise UndecidedError(
+            f"{table.where}, column {name!r}: no words in any row; {option('drop', name)}",
+            {"drop": (name,)},
+            "left out, no row has a word",
+        )
     if (most := max(map(len, vocabulary))) > MAX_TEXT:
         row = next(row for row, text in enumerate(texts) if max(map(len, split_words(text)), default=0) == most)
         raise table.fault(
@@ -204,7 +357,8 @@ def text_column(table: Table, name: str, options: TableOptions, notes: list[str]
         f"column {name!r}: texts of up to {longest:,} words, of which the first {length:,} are used; "
         f"the vocabulary has {len(vocabulary):,} words"
     )
-    return Column(name, "words", vocabulary, text=True, length=length)
+    missing = "" if is_filled else None
+    return Column(name, "words", vocabulary, text=True, length=length, missing=missing, literal=True)
 
 
 def with_means(preprocessing: Preprocessing, table: Table, rows: npt.NDArray[np.int64]) -> Preprocessing:
@@ -226,102 +380,30 @@ def with_means(preprocessing: Preprocessing, table: Table, rows: npt.NDArray[np.
             values = column_numbers(table.frame[column.name], filled, table.fault, "")[rows]
             present = table.frame[column.name].notna().to_numpy()[rows]
             if not present.any():
-                raise DataError(
-                    f"{table.where}, column {column.name!r}: no value in the training part; --drop {column.name}"
+                raise UndecidedError(
+                    f"{table.where}, column {column.name!r}: no value in the training part; "
+                    f"{option('drop', column.name)}",
+                    {"drop": (column.name,)},
+                    "left out, no row of the training part has a value",
                 )
             column = dataclasses.replace(column, mean=float(values[present].mean()))
         columns.append(column)
     return dataclasses.replace(preprocessing, columns=tuple(columns))
 
 
-def _categories(table: Table, name: str, advice: str, missing: bool = False) -> tuple[str, ...]:
-    """Return a column's values, numbers by size and texts alphabetically, the stand-in for missing ones last."""
-    series = table.frame[name]
-    if missing:
-        if (series == MISSING).any():
-            raise DataError(f"{table.where}, column {name!r}: {MISSING!r} is a value, but is reserved for missing ones")
-        return (*_categories(Table(table.where, table.frame[series.notna()], table.text), name, advice), MISSING)
-    if series.isna().any():
-        row = int(series.isna().to_numpy().argmax())
-        raise table.fault(row, name, f"no value ({int(series.isna().sum())} in all); {advice}")
-    distinct = list(series.unique())
-    longest = max((len(text) for text in distinct if isinstance(text, str)), default=0)
-    if longest > MAX_TEXT:
-        raise DataError(
-            f"{table.where}, column {name!r}: a text of {longest:,} characters, at most {MAX_TEXT:,} are a category; "
-            f"--drop {name}"
-        )
-    if not all(isinstance(value, str) for value in distinct):
-        distinct = sorted(distinct, key=lambda value: (isinstance(value, str), value))
-        return tuple(dict.fromkeys(map(canonical, distinct)))
-    return tuple(sorted(distinct))
-
-
-def _refuse_other_types(table: Table, name: str, advice: str) -> None:
-    series = table.frame[name]
+def _refuse_other_types(table: Table, name: str) -> None:
+    series, advice, mend = table.frame[name], option("drop", name), {"drop": (name,)}
     if series.dtype.kind in "mMc":
-        raise DataError(
+        raise UndecidedError(
             f"{table.where}, column {name!r}: holds {series.dtype}; expected numbers or texts: convert it to numbers, "
-            f"or {advice}"
+            f"or {advice}",
+            mend,
+            f"left out, it holds {series.dtype}",
         )
-    plain = str | bool | int | float | np.generic
-    try:
-        if all(isinstance(value, plain) for value in series.dropna().unique()):
-            return
-    except TypeError:  # of values that cannot be compared, such as lists
-        pass
-    for row, value in enumerate(series):
-        if not isinstance(value, plain):
-            raise table.fault(row, name, f"{short(value)}; expected numbers or texts: {advice}")
-
-
-def _dates(table: Table, name: str, advice: str) -> DataError:
-    series = table.frame[name].dropna()
-    kind = "" if series.dtype.kind == "O" or isinstance(series.iloc[0], str) else f" ({series.dtype})"
-    return DataError(
-        f"{table.where}, column {name!r}: holds dates{kind}, such as {short(str(series.iloc[0]))}; expected numbers or "
-        f"texts: {advice}"
-    )
-
-
-def _refuse_mixture(table: Table, name: str) -> None:
-    """Refuse texts among which some are numbers, unless all are and some start with a zero, as codes do."""
-    import pandas
-
-    present = table.frame[name].dropna()
-    places, distinct = present.factorize()  # few long texts may stand in many rows
-    of_distinct = pandas.to_numeric(pandas.Series(list(map(str, distinct))), errors="coerce").notna().to_numpy()
-    is_number = of_distinct[places]
-    others = [text for text, is_one in zip(distinct, of_distinct, strict=True) if not is_one]
-    if others and all(decimal_comma([text]) for text in others):
-        comma = others[0]
-        first = int((~is_number).argmax())
-        row = int(np.flatnonzero(table.frame[name].notna().to_numpy())[first])
-        count = int((~is_number).sum())
-        raise table.fault(
-            row,
-            name,
-            f"{short(comma)}, a number with a comma ({count} in all); write decimals with a point and thousands "
-            f"without a comma, or --categorical {name}",
-        )
-    if not is_number.any():
-        return
-    if is_number.all():
-        if leading_zero(present.unique()) is not None:
-            return
-        raise DataError(
-            f"{table.where}, column {name!r}: holds numbers as text; store them as numbers, or --numbers {name}, or "
-            f"--categorical {name}"
-        )
-    # Whichever is rare is the mistake.
-    odd = is_number if is_number.mean() < 0.5 else ~is_number
-    place = int(odd.argmax())
-    row = int(np.flatnonzero(table.frame[name].notna().to_numpy())[place])
-    what = "a number among texts" if is_number[place] else "text among numbers"
-    count = int(odd.sum())
-    raise table.fault(
-        row, name, f"{short(present.iloc[place])}, {what} ({count} in all); correct it, or --categorical {name}"
-    )
+    if (found := other_cell(series)) is not None:
+        row, value = found
+        message = str(table.fault(row, name, f"{short(value)}; expected numbers or texts: {advice}"))
+        raise UndecidedError(message, mend, f"left out, it holds {short(value)}")
 
 
 def _note_precision(name: str, values: npt.NDArray[np.float64], notes: list[str]) -> None:
@@ -335,54 +417,6 @@ def _note_precision(name: str, values: npt.NDArray[np.float64], notes: list[str]
         )
 
 
-def _task(table: Table, options: TableOptions, notes: list[str]) -> tuple[Task, tuple[str, ...]]:
-    name = str(options.target)
-    series = table.frame[name]
-    if holds_dates(series) and name not in options.categorical:
-        raise _dates(table, name, f"choose another --target, convert it to numbers, or use --categorical {name}")
-    _refuse_other_types(table, name, "choose another --target")
-    is_number = series.dtype.kind in "iuf"
-    if is_number and (options.task == "regression" or series.nunique() > 2):
-        values = numbers(series, name, table.fault, "leave the row out, or --missing drop")
-        count = len(np.unique(values))
-        whole = series.dtype.kind in "iu"
-        few = whole and count <= MOST_CLASSES and count * 5 <= len(series)
-        if options.task == "regression" or (options.task is None and not few):
-            if count == 1:
-                raise _constant_target(table, name)
-            other = f"; --loss {LOSSES['multiclass'][0]} for classes" if whole else ""
-            notes.append(
-                f"target {name!r}: regression, {count:,} values from {values.min():g} to {values.max():g}{other}"
-            )
-            return "regression", ()
-    if options.task == "regression":
-        _refuse_mixture(table, name)
-        raise DataError(f"{table.where}, column {name!r}: holds {series.dtype}, expected numbers for a regression")
-    if not is_number and series.dtype.kind != "b" and options.task is None and name not in options.categorical:
-        _refuse_mixture(table, name)
-    classes = _categories(table, name, "leave the row out, or --missing drop")
-    if len(classes) == 1:
-        raise _constant_target(table, name)
-    if options.task == "binary" and len(classes) > 2:
-        raise DataError(f"{table.where}, column {name!r}: {len(classes):,} values, expected two for --task binary")
-    if len(classes) > max(MOST_CLASSES, len(series) // 2):
-        raise DataError(
-            f"{table.where}, column {name!r}: {len(classes):,} classes in {len(series):,} rows; is it the target?"
-        )
-    if len(classes) == 2 and options.task != "multiclass":
-        notes.append(f"target {name!r}: binary, the probability of {classes[1]!r} rather than {classes[0]!r}")
-        return "binary", classes
-    shown = ", ".join(classes[:10]) + (", ..." if len(classes) > 10 else "")
-    other = "; --task regression for a number" if is_number else ""
-    notes.append(f"target {name!r}: {len(classes)} classes ({shown}){other}")
-    return "multiclass", classes
-
-
-def _constant_target(table: Table, name: str) -> DataError:
-    value = canonical(table.frame[name].iloc[0])
-    return DataError(f"{table.where}, column {name!r}: every row has {short(value)}; there is nothing to learn")
-
-
 def _described(columns: Sequence[Column]) -> str:
     parts = []
     for role, text in (("number", "numbers"), ("one-hot", "one-hot"), ("embedding", "embedded"), ("words", "texts")):
@@ -390,4 +424,4 @@ def _described(columns: Sequence[Column]) -> str:
         named = [column.name if role == "number" else f"{column.name} ({len(column.values)})" for column in matching]
         if matching:
             parts.append(f"{text}: {', '.join(named[:8])}{', ...' if len(named) > 8 else ''}")
-    return f"{len(columns)} columns; {'; '.join(parts)}"
+    return f"{counted(len(columns), 'column')}; {'; '.join(parts)}"

@@ -7,17 +7,26 @@ import csv
 import gzip
 import io
 import os
+import re
 import warnings
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from dptrain.data.preprocessing import MAX_COLUMNS
 from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING, format_bytes, stream_errors
+from dptrain.data.tabular.number_texts import style_of
 from dptrain.data.tabular.parquet import read_parquet
-from dptrain.data.tabular.table_codes import leading_zero, may_have_leading_zeros, pandas_module
+from dptrain.data.tabular.table_codes import (
+    BLANKS,
+    DEFAULT_NA,
+    LITERAL_NA,
+    leading_zero,
+    may_have_leading_zeros,
+    pandas_module,
+)
 from dptrain.errors import DataError
 from dptrain.runtime.storage.files import open_regular, read_at_most
 from dptrain.runtime.text import one_line
@@ -33,12 +42,41 @@ def is_table(path: str | os.PathLike[str]) -> bool:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How a file's cells become values.
+
+    Attributes:
+        text_columns: their cells stay text, so that "7.0" is not 7.
+        number_columns: their numeric texts become numbers. Others with a cell like 007 stay text in every format.
+        literal_columns: words such as NA are values there.
+        na: words that stand for a missing value, beside those that files of text have by default.
+        default_na: these stand for one, too.
+        decimal_comma: numbers of a text file may have one; such columns stay text.
+        repairs_header: columns without a name, or with another's, are named by their place; else they are refused.
+    """
+
+    text_columns: Collection[str] = ()
+    number_columns: Collection[str] = ()
+    literal_columns: Collection[str] = ()
+    na: Sequence[str] = ()
+    default_na: bool = True
+    decimal_comma: bool = False
+    repairs_header: bool = False
+
+    def missing_words(self, name: str) -> set[str]:
+        """Return the words that stand for a missing value in a column of a text file."""
+        usual = set(DEFAULT_NA) if self.default_na else set()
+        return {"", *self.na, *(usual - LITERAL_NA if name in self.literal_columns else usual)}
+
+
+@dataclass(frozen=True)
 class Table:
     """A table read from a file."""
 
     where: str  # the file
     frame: Any  # a pandas data frame; its index counts the file's rows from 0
     text: "Text | None" = None  # None for Parquet
+    repairs: Sequence[str] = ()  # of the header
 
     def __len__(self) -> int:
         return len(self.frame)
@@ -53,7 +91,7 @@ class Table:
 
     def without_rows(self, rows: Any) -> "Table":
         """Return the table without the rows that a boolean series selects."""
-        return Table(self.where, self.frame[~rows], self.text)
+        return replace(self, frame=self.frame[~rows])
 
 
 @dataclass(frozen=True)
@@ -84,8 +122,8 @@ class Text:
                 return record
         return row + 2, []
 
-    def header(self) -> list[str]:
-        """Return the column names; refuse a header with numbers, empty or double names."""
+    def header(self) -> tuple[list[str], list[str]]:
+        """Return the column names, and which had to be repaired; refuse a header with numbers."""
         _, names = next(self.records(), (1, []))
         if not names:
             raise DataError(f"{self.where}: empty; expected a header with the names of the columns, and rows")
@@ -94,15 +132,7 @@ class Text:
         if all(map(_is_number, names)):
             shown = ", ".join(names[:3])
             raise DataError(f"{self.where}, row 1: numbers ({shown}), expected the names of the columns; add a header")
-        for place, name in enumerate(names):
-            if not name.strip():
-                raise DataError(f"{self.where}, row 1: column {place + 1} has no name")
-        for previous, other in pairwise(sorted(names)):
-            if previous == other:
-                raise DataError(
-                    f"{self.where}, row 1: {names.count(previous)} columns are called {previous!r}; rename one"
-                )
-        return names
+        return repaired([name.strip(BLANKS) for name in names])
 
     def require_even(self, columns: int) -> None:
         """Refuse the first record whose number of fields differs from the header's."""
@@ -117,30 +147,55 @@ class Text:
 
 
 def read_table(
-    path: str | os.PathLike[str],
-    *,
-    text_columns: Sequence[str] = (),
-    number_columns: Sequence[str] = (),
-    max_bytes: int = DEFAULT_MAX_BYTES,
+    path: str | os.PathLike[str], reading: Reading | None = None, *, max_bytes: int = DEFAULT_MAX_BYTES
 ) -> Table:
-    """Read a table.
-
-    Cells of `text_columns` stay text, so that "7.0" is not 7; numeric text in `number_columns` becomes numbers. Other
-    columns with a cell like 007 stay text in every format.
-    """
+    """Read a table; a header that needs repairs is refused unless `reading` asks for them."""
     where = str(path)
+    reading = reading or Reading()
     with stream_errors(where), open_regular(Path(path)) as file:
         if where.lower().endswith(PARQUET_ENDINGS):
-            table = Table(where, read_parquet(where, file, max_bytes))
+            table = _without_words(Table(where, read_parquet(where, file, max_bytes)), reading)
         else:
-            table = _read_text(where, _content(where, file, max_bytes), text_columns, number_columns)
-    _make_numbers(table.frame, number_columns)
+            table = _read_text(where, _content(where, file, max_bytes), reading)
+    _make_numbers(table.frame, reading.number_columns)
     if not len(table):
         raise DataError(f"{where}: no rows; expected at least one below the header")
     return table
 
 
-def _make_numbers(frame: Any, columns: Sequence[str]) -> None:
+def _without_words(table: Table, reading: Reading) -> Table:
+    """Return a table of another program's types without the words that `reading` names."""
+    words = set(reading.na)
+    for name, dtype in zip(table.frame.columns, table.frame.dtypes, strict=True) if words else ():
+        if dtype.kind not in "iufbmM":
+            series = table.frame[name]
+            is_word = [isinstance(value, str) and value.strip(BLANKS) in words for value in series]
+            if any(is_word):
+                table.frame[name] = series.mask(is_word, None)
+    return table
+
+
+def repaired(names: list[str]) -> tuple[list[str], list[str]]:
+    """Return names of which none is empty or another's, and what is wrong with those that had to be changed."""
+    counts = Counter(names)
+    taken = set(names)
+    changed: list[str] = []
+    wrong = [f"{count} columns are called {name!r}" for name, count in counts.items() if name and count > 1]
+    seen: Counter[str] = Counter()
+    for place, name in enumerate(names, 1):
+        seen[name] += 1
+        if not name:
+            wrong.append(f"column {place} has no name")
+        if not name or seen[name] > 1:
+            name = f"column {place}" if not name else f"{name} ({seen[name]})"
+            while name in taken:
+                name += "'"
+            taken.add(name)
+        changed.append(name)
+    return changed, wrong
+
+
+def _make_numbers(frame: Any, columns: Collection[str]) -> None:
     kinds = {str(name): dtype.kind for name, dtype in zip(frame.columns, frame.dtypes, strict=True)}
     for name in columns:
         if kinds.get(name, "f") not in "iufbmMc":
@@ -165,20 +220,52 @@ def _content(where: str, file: Any, max_bytes: int) -> bytes:
     return content
 
 
-def _read_text(where: str, content: bytes, text_columns: Sequence[str], number_columns: Sequence[str]) -> Table:
+def _read_text(where: str, content: bytes, reading: Reading) -> Table:
     separator = _separator(where, content)
     text = Text(where, content, separator)
-    names = text.header()
-    frame = _parsed(text, names, {name: str for name in text_columns if name in names})
+    names, repairs = text.header()
+    if repairs and not reading.repairs_header:
+        raise DataError(f"{where}, row 1: {repairs[0]}; rename {'one' if 'called' in repairs[0] else 'it'}")
+    frame = _parsed(text, names, dict.fromkeys(set(names) & set(reading.text_columns), str), reading)
     # Where a row has fewer fields the last are missing; one more that is empty is dropped.
     separators = (len(frame) + 1) * (len(names) - 1)
     if content.count(separator.encode()) != separators or frame.iloc[:, -1].isna().any():
         text.require_even(len(names))
-    frame.columns = names
     frame = frame.copy()  # joins columns of one type, which are then read hundreds at a time
+    if _may_have_blanks(content, separator):
+        _strip_blanks(frame, reading)
     if may_have_leading_zeros(content, separator):
-        _restore_leading_zeros(text, frame, number_columns)
-    return Table(where, frame, text)
+        _restore_texts(text, frame, reading, lambda texts: leading_zero(texts) is not None)
+    if reading.decimal_comma:
+        _restore_texts(text, frame, reading, _has_decimal_commas)
+    return Table(where, frame, text, repairs)
+
+
+def _has_decimal_commas(texts: Sequence[Any]) -> bool:
+    present = [text for text in texts if isinstance(text, str)]
+    style = style_of(present, "comma")
+    return style is not None and style.notation == "comma" and any("." in text for text in present)
+
+
+def _may_have_blanks(content: bytes, separator: str) -> bool:
+    """Whether blanks may end a cell."""
+    end = rb'"?[ \t]*(?:[\r\n]|$|%s)' % re.escape(separator.encode())
+    return re.search(rb"(?:[ \t]|\xc2\xa0)" + end, content) is not None
+
+
+def _strip_blanks(frame: Any, reading: Reading) -> None:
+    """Strip texts, and take those for missing that then stand for it."""
+    for name, dtype in zip(frame.columns, frame.dtypes, strict=True):
+        if dtype.kind not in "iufb":
+            places, distinct = frame[name].factorize()
+            stripped = [text.strip(BLANKS) if isinstance(text, str) else text for text in distinct]
+            missing = reading.missing_words(name)
+            if any(text is not cell for text, cell in zip(stripped, distinct, strict=True)):
+                cells = [*(None if text in missing else text for text in stripped), None]
+                column = pandas_module().Series([cells[place] for place in places], frame.index, frame[name].dtype)
+                frame[name] = column
+                if name not in reading.text_columns and leading_zero(stripped) is None:
+                    _make_numbers(frame, [name])
 
 
 def _separator(where: str, content: bytes) -> str:
@@ -188,19 +275,28 @@ def _separator(where: str, content: bytes) -> str:
     return next((character for character in (usual, *",;\t") if character in header), usual)
 
 
-def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
+def _parsed(text: "Text", names: list[str], types: dict[str, Any], reading: Reading) -> Any:
     pandas, where, content = pandas_module(), text.where, text.content
+    words: dict[str, Any] = {}
+    if reading.na or not reading.default_na or reading.literal_columns:
+        words = {
+            "keep_default_na": False,
+            "na_values": {place: [*reading.missing_words(name)] for place, name in enumerate(names)},
+        }
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("error", pandas.errors.ParserWarning)
-            return pandas.read_csv(
+            frame = pandas.read_csv(
                 io.BytesIO(content),
                 sep=text.separator,
                 encoding="utf-8",
                 skipinitialspace=True,
                 low_memory=False,
                 index_col=False,  # or fields beyond the header would be an index
-                dtype=types,
+                header=0,
+                names=range(len(names)),
+                dtype={place: types[name] for place, name in enumerate(names) if name in types},
+                **words,
             )
     except UnicodeDecodeError:
         raise _not_utf8(where, content) from None
@@ -210,18 +306,19 @@ def _parsed(text: "Text", names: list[str], types: dict[str, Any]) -> Any:
         text.require_even(len(names))
         quote = 'a quote (") opens and does not close: ' if "EOF inside string" in str(error) else ""
         raise DataError(f"{where}: {quote}{one_line(error)}") from None
+    frame.columns = names
+    return frame
 
 
-def _restore_leading_zeros(text: "Text", frame: Any, number_columns: Sequence[str]) -> None:
-    """Restore the text of columns with a cell like 007 that were read as numbers."""
+def _restore_texts(text: "Text", frame: Any, reading: Reading, are_texts: Callable[[Sequence[Any]], bool]) -> None:
+    """Restore the text of columns that were read as numbers but are none, by their distinct cells."""
     names = list(frame.columns)
-    read = [name for name in names if name not in number_columns and frame[name].dtype.kind in "iuf"]
+    read = [name for name in names if name not in reading.number_columns and frame[name].dtype.kind in "iuf"]
     if not read:
         return
-    texts = _parsed(text, names, dict.fromkeys(read, str))
-    texts.columns = names
+    texts = _parsed(text, names, dict.fromkeys(read, str), reading)
     for name in read:
-        if leading_zero(texts[name].unique()):
+        if are_texts(texts[name].unique()):
             frame[name] = texts[name]
 
 

@@ -141,7 +141,7 @@ def test_it_comes_back_from_json(one):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"format": 5}, "format 5, this build reads <= 4"),
+        ({"format": 6}, "format 6, this build reads <= 5"),
         ({"format": True}, "format True"),
         ({"task": "rm -rf"}, "task"),
         ({"code": "import os"}, "code"),

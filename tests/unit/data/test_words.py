@@ -62,7 +62,7 @@ def test_a_text_stands_behind_the_other_columns():
             "t.csv.*row 2, column 'review': a word of 10,001 characters, at most 10,000 are read; shorten it",
         ),
         (TEXTS * 5, {"drop": ["review"]}, "--text review: the column is not used"),
-        (TEXTS * 5, {"categorical": ["review"]}, "--text review: another option names the column too"),
+        (TEXTS * 5, {"categorical": ["review"]}, "--text review: --categorical names the column too"),
     ],
 )
 def test_columns_that_are_no_texts(values, options, message):
@@ -110,6 +110,14 @@ def test_a_folder_is_a_table(folder):
     )
     assert notes[0] == "6 texts; 2 classes: bad, good"
     np.testing.assert_array_equal(preprocessing.targets(table.frame), [0, 0, 0, 1, 1, 1])
+
+
+def test_what_tells_of_the_texts_is_no_class_and_no_fault(folder):
+    train = folder / "train"
+    before = read_text_folder(str(train), 1 << 20).files
+    for name in ("README.txt", "labels.csv", "good/README.txt"):
+        (train / name).write_text("about the texts")
+    assert read_text_folder(str(train), 1 << 20).files == before
 
 
 def test_a_folder_without_classes_is_predicted(folder):

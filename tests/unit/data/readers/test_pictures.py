@@ -52,6 +52,15 @@ def test_folders_are_classes(tmp_path):
     )
 
 
+def test_what_tells_of_the_pictures_is_no_class_and_no_fault(tmp_path):
+    fill(tmp_path / "train")
+    fill(tmp_path / "test", count=2)
+    for name in ("README.txt", "train/README.txt", "train/labels.csv", "train/dog/README", "test/cat/LICENSE.md"):
+        (tmp_path / name).write_text("about the pictures")
+    data = load(tmp_path)
+    assert (data.num_classes, len(data.train), len(data.test)) == (2, 10, 4)
+
+
 @pytest.mark.parametrize("test", ["test", "val", "validation"])
 def test_a_level_of_parts(tmp_path, test):
     fill(tmp_path / "train")
@@ -175,7 +184,7 @@ def test_ranks_share_what_stays_and_look_for_bad_ones_together(tmp_path, bad):
     ("add", "message"),
     [
         (lambda folder: (folder / "eel").mkdir(), "eel: no pictures; remove the folder, or fill it"),
-        (lambda folder: (folder / "list.txt").write_text("x"), "list.txt: a file next to the class folders"),
+        (lambda folder: pixels(1).save(folder / "0.png"), r"0\.png: a file next to the class folders"),
         (lambda folder: (folder / "cat" / "more").mkdir(), "more: a folder in the folder of a class"),
     ],
 )

@@ -19,7 +19,7 @@ from dptrain.data.tabular.table_columns import (
     with_means,
     without_missing,
 )
-from dptrain.data.tabular.tables import Table, read_table
+from dptrain.data.tabular.tables import Reading, Table, read_table
 from dptrain.errors import ConfigError, DataError
 from tests.sample import examples
 
@@ -44,7 +44,7 @@ def test_types_say_what_is_a_number_and_what_a_category():
 
 
 def test_numbers_may_be_categories():
-    assert column(np.tile([10, 9], 60), categorical=["c"]) == Column("c", "one-hot", ("9", "10"))
+    assert column(np.tile([10, 9], 60), categorical=["c"]) == Column("c", "one-hot", ("9", "10"), literal=True)
 
 
 @pytest.mark.parametrize(("values", "role"), [(MOST_ONE_HOT, "one-hot"), (MOST_ONE_HOT + 1, "embedding")])
@@ -265,10 +265,10 @@ def learned_from_a_file(folder, ending, values, number_columns=()):
     frame = pd.DataFrame({"c": values, "y": N / 7})
     path = folder / f"t.{ending}"
     frame.to_csv(path, index=False) if ending == "csv" else frame.to_parquet(path)
-    table = read_table(path, number_columns=number_columns)
+    table = read_table(path, Reading(number_columns=number_columns))
     preprocessing, _ = learn(table, TableOptions("y", number_columns=number_columns))
     second_table = read_table(
-        path, text_columns=preprocessing.text_columns, number_columns=preprocessing.number_columns
+        path, Reading(text_columns=preprocessing.text_columns, number_columns=preprocessing.number_columns)
     )
     return preprocessing.columns[0].role, preprocessing.encode(second_table.frame)
 
@@ -322,11 +322,20 @@ def test_rows_that_miss_a_value_are_left_out_where_asked():
 
 
 def test_a_category_for_what_is_not_seen_is_set_aside_where_asked():
-    preprocessing, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
-    assert preprocessing.columns[1] == Column("c", "one-hot", ("a", "b", "c", "(other)"), text=True, other="(other)")
+    values = [f"v{n % 20:02}" for n in N]
+    preprocessing, _ = learned(c=values, options={"unseen": "other"})
+    known = (*sorted(set(values)), "(other)")
+    assert preprocessing.columns[1] == Column("c", "embedding", known, text=True, other="(other)")
     assert preprocessing.unseen == "other"
     with pytest.raises(DataError, match=r"'\(other\)' is a value, but is reserved for unseen ones"):
-        learned(c=["a", "(other)"] * 60, options={"unseen": "other"})
+        learned(c=["(other)", *values[1:]], options={"unseen": "other"})
+
+
+def test_a_one_hot_category_sets_no_column_for_what_is_not_seen():
+    preprocessing, _ = learned(c=["a", "b", "c"] * 40, options={"unseen": "other"})
+    assert preprocessing.columns[1] == Column("c", "one-hot", ("a", "b", "c"), text=True)
+    frame = pd.DataFrame({"x": [0, 0], "c": ["z", None]})
+    assert preprocessing.encode(frame).tolist() == [[0, 0, 0, 0]] * 2
 
 
 # Missing values that something stands for

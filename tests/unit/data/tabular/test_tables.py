@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dptrain.data.sources import GZIP_PADDING
-from dptrain.data.tabular.tables import is_table, read_table
+from dptrain.data.sources import DEFAULT_MAX_BYTES, GZIP_PADDING
+from dptrain.data.tabular.tables import Reading, is_table, read_table
 from dptrain.errors import DataError
 from tests.sample import examples
 
@@ -26,7 +26,8 @@ def written(folder, content, name="t.csv"):
 
 
 def read(folder, content, name="t.csv", **options):
-    return read_table(written(folder, content, name), **options)
+    max_bytes = options.pop("max_bytes", DEFAULT_MAX_BYTES)
+    return read_table(written(folder, content, name), Reading(**options), max_bytes=max_bytes)
 
 
 @pytest.mark.parametrize(
@@ -177,7 +178,7 @@ def test_any_records_are_read_or_refused_in_one_line(tmp_path_factory, rows, sep
     path = written(tmp_path_factory.mktemp("csv"), text.getvalue(), "t.tsv" if separator == "\t" else "t.csv")
     even = all(len(row) == 2 for row in rows)
     try:
-        frame = read_table(path, text_columns=["first", "second"]).frame
+        frame = read_table(path, Reading(text_columns=["first", "second"])).frame
     except DataError:
         assert not even
         return
