@@ -15,8 +15,8 @@ from dptrain.ops.loops import while_loop
 from dptrain.ops.manipulation import expand_dims, transpose
 from dptrain.ops.reduction import max, min
 from dptrain.program.shapes import row_axis
-from dptrain.program.tensor import FLOATX, Tensor
-from dptrain.program.types import is_half
+from dptrain.program.tensor import Tensor
+from dptrain.runtime.types import type_of
 
 # How many positions of a prompt are computed at once.
 BLOCK = 32
@@ -104,7 +104,7 @@ def _names(tensors: Sequence[Tensor]) -> list[str]:
 def _rows_first(tensor: Tensor) -> Tensor:
     axis = row_axis(tensor.shape)
     assert axis is not None
-    tensor = cast(tensor, FLOATX) if is_half(tensor.dtype) else tensor
+    tensor = cast(tensor, type_of(tensor.dtype).compute)
     return transpose(tensor, [axis, *(other for other in range(tensor.ndim) if other != axis)]) if axis else tensor
 
 
