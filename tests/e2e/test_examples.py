@@ -6,6 +6,7 @@ import wave
 
 import numpy as np
 import pytest
+import safetensors.numpy
 from PIL import Image
 
 from tests.conftest import ROOT
@@ -189,3 +190,68 @@ def test_a_transformer_that_writes(tmp_path):
     first, last = (float(re.findall(r": loss ([0-9.]+)", line)[0]) for line in alone[:2])
     assert last < first
     assert len(alone[2]) == 7
+
+
+GPT2 = [*("--vocabulary", "256", "--context", "16", "--width", "8", "--blocks", "2", "--heads", "2"), "--count", "6"]
+
+
+@pytest.mark.long
+def test_gpt2_from_its_own_weights_and_on_ranks(tmp_path):
+    weights = str(tmp_path / "model.safetensors")
+    options = [*GPT2, *("--dtype", "float64", "--epochs", "2", "--warmup", "2", "--accumulate", "2")]
+    alone, together = (started(ranks, "gpt2", *options, "--save", weights) for ranks in (0, 2))
+    assert together == alone
+    first, last = (float(re.findall(r" loss ([0-9.]+)", line)[0]) for line in alone[:2])
+    assert last < first
+    assert started(0, "gpt2", *GPT2, "--epochs", "0", "--weights", weights)[-1] == alone[-1]
+
+
+def test_weights_of_gpt2_are_hugging_faces(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(EXAMPLES))
+    import gpt2
+
+    rng = np.random.default_rng(0)
+    model = gpt2.make_gpt2(50, 6, 8, 2, 2)
+    sizes = {"c_attn": (8, 24), "attn.c_proj": (8, 8), "c_fc": (8, 32), "mlp.c_proj": (32, 8), "wte": (50, 8)}
+    sizes |= {"wpe": (6, 8)}
+    names = gpt2.weights_by_name(model)
+    shapes = {
+        name: next((size for part, size in sizes.items() if part in name), (8,)) for name in names if "weight" in name
+    }
+    shapes |= {name: shapes[name.replace("bias", "weight")][-1:] for name in names if "bias" in name}
+    arrays = {f"transformer.{name}": rng.normal(0, 0.3, shape).astype("f") for name, shape in shapes.items()}
+    safetensors.numpy.save_file(arrays, tmp_path / "hub.safetensors")
+    gpt2.read(model, tmp_path / "hub.safetensors")
+    gpt2.write(model, tmp_path / "written.safetensors")
+    written = safetensors.numpy.load_file(tmp_path / "written.safetensors")
+    assert written.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(written[name], array)
+    ids = rng.integers(0, 50, (3, 6))
+    logits = gpt2_logits({name.removeprefix("transformer."): a.astype("d") for name, a in arrays.items()}, ids, 2)
+    np.testing.assert_allclose(model.predict(ids, verbose=0), logits, rtol=1e-5, atol=1e-5)
+
+
+def gpt2_logits(arrays, ids, heads):
+    """Return GPT-2's logits, as A. Radford et al. have it in their `model.py`."""
+
+    def normed(x, name):
+        x = (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + 1e-5)
+        return x * arrays[f"{name}.weight"] + arrays[f"{name}.bias"]
+
+    def product(x, name):
+        return x @ arrays[f"{name}.weight"] + arrays[f"{name}.bias"]
+
+    length = ids.shape[1]
+    x = arrays["wte.weight"][ids] + arrays["wpe.weight"][:length]
+    for block in range(2):
+        q, k, v = np.split(product(normed(x, f"h.{block}.ln_1"), f"h.{block}.attn.c_attn"), 3, -1)
+        q, k, v = (part.reshape(*part.shape[:2], heads, -1).transpose(0, 2, 1, 3) for part in (q, k, v))
+        scores = q @ k.transpose(0, 1, 3, 2) / np.sqrt(q.shape[-1])
+        scores = np.exp(np.where(np.tri(length, dtype=bool), scores, -np.inf))
+        seen = (scores / scores.sum(-1, keepdims=True) @ v).transpose(0, 2, 1, 3).reshape(x.shape)
+        x = x + product(seen, f"h.{block}.attn.c_proj")
+        y = product(normed(x, f"h.{block}.ln_2"), f"h.{block}.mlp.c_fc")
+        y = 0.5 * y * (1 + np.tanh(np.sqrt(2 / np.pi) * (y + 0.044715 * y**3)))
+        x = x + product(y, f"h.{block}.mlp.c_proj")
+    return normed(x, "ln_f") @ arrays["wte.weight"].T
