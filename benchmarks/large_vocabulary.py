@@ -2,7 +2,7 @@
 
     python benchmarks/large_vocabulary.py [--classes 50257] [--features 256] [--positions 512] [--rows 4] [--rounds 3]
 
-Each round starts a process for each of them, in turn: an embedding, a normalization and a layer of logits, SGD, float32.
+Each round starts a process for each of them, in turn: an embedding, a normalization, a layer of logits; SGD, float32.
 CPU seconds of a step are the median of three after the first; memory is the process's peak above its size before the
 model, weights included. PyTorch is left out where it is not installed, or runs in `--torch PYTHON`.
 """
