@@ -13,6 +13,8 @@ from contextlib import contextmanager
 from itertools import pairwise
 from typing import Any
 
+from dptrain.runtime.undisturbed import undisturbed
+
 Handler = Callable[[int, Any], Any] | int | None
 
 # In order of precedence for the job's end. Not every system has SIGUSR1.
@@ -29,6 +31,8 @@ _caught_at = 0.0
 at_first: list[Callable[[int], None]] = []
 # Whether the main thread executes a step that may be abandoned, and whether the next signal abandons it.
 _is_in_step = _abandons = False
+# Held while handlers are restored, or a signal is sent to one.
+_handlers_lock = threading.Lock()
 
 
 class EndlessStepError(KeyboardInterrupt):
@@ -91,9 +95,10 @@ def abandon_step(number: int) -> None:
     """Raise EndlessStepError in the main thread if it is `in_step`; from another thread."""
     global _abandons
     ident = threading.main_thread().ident
-    if ident is not None and signal.getsignal(number) is _note:
-        _abandons = True
-        signal.pthread_kill(ident, number)
+    with _handlers_lock:
+        if ident is not None and signal.getsignal(number) is _note:
+            _abandons = True
+            signal.pthread_kill(ident, number)
 
 
 def note(number: int) -> None:
@@ -114,8 +119,9 @@ def catching(numbers: tuple[int, ...] = SIGNALS) -> Iterator[None]:
     try:
         yield
     finally:
-        for number, handler in before.items():
-            signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        with undisturbed(_handlers_lock):
+            for number, handler in before.items():
+                signal.signal(number, signal.SIG_DFL if handler is None else handler)
         if not {_note, _interrupt} & {*before.values()}:  # the outermost
             _caught = None
 

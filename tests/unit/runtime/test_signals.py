@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 
 import pytest
 
@@ -119,3 +120,20 @@ def test_a_signal_of_another_rank_is_noted_once():
         signals.note(signal.SIGTERM)
         signals.note(signal.SIGINT)
         assert caught() == signal.SIGTERM
+
+
+def test_a_signal_to_a_handler_finds_it(monkeypatch):
+    """Else Python's own handler would take it for a second Ctrl-C."""
+    checked, kill = threading.Event(), signal.pthread_kill
+
+    def late_kill(ident, number):
+        checked.set()
+        time.sleep(0.2)
+        kill(ident, number)
+
+    monkeypatch.setattr(signals.signal, "pthread_kill", late_kill)
+    with catching():
+        thread = threading.Thread(target=signals.abandon_step, args=(signal.SIGINT,))
+        thread.start()
+        assert checked.wait(60)
+    thread.join()
