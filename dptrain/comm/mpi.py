@@ -200,9 +200,10 @@ class MpiCommunicator(Communicator):
         """`MPI_Bcast` from rank 0."""
         self.allgather(None, call="broadcast")  # a rank in another call would leave garbage in the buffer, or wait
         flat = buffer.reshape(-1)
+        bits = _bits(flat)
         with self._record.collective(Collective.BROADCAST, flat.size, flat.dtype.char):
             for start in range(0, flat.size, _MAX_COUNT):
-                self._world.Bcast(flat[start : start + _MAX_COUNT], root=0)
+                self._world.Bcast(bits[start : start + _MAX_COUNT], root=0)
 
     def all_gather(self, part: Array, out: Array, counts: Sequence[int]) -> None:
         """Gather in the shared memory of nodes, otherwise by `MPI_Allgatherv`."""
