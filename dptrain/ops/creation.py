@@ -8,12 +8,13 @@ import numpy.typing as npt
 
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import convert_to_tensor, linspace
+from dptrain.ops.common import limits
 from dptrain.ops.elementwise import cast, clip, power
 from dptrain.ops.manipulation import expand_dims, ones_like, zeros, zeros_like
 from dptrain.ops.operation_calls import operation
 from dptrain.program.tensor import Tensor, Variable, as_tensors, constant
 from dptrain.runtime.floatx import floatx
-from dptrain.runtime.types import is_floating
+from dptrain.runtime.types import DType, is_floating
 
 
 @operation
@@ -53,17 +54,24 @@ def dtype(x: Any) -> str:
 def saturate_cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """Cast, by default to floatx, clamping to the type's range."""
     (tensor,), target = as_tensors([x]), np.dtype(dtype or floatx())
-    if target.kind in "iu" and tensor.dtype.kind != "b":
-        limits = np.iinfo(target)
-        # Limits that both types can hold: for float32 the greatest number below 2^31.
-        least, greatest = float(limits.min), float(limits.max)
-        if is_floating(tensor.dtype):
-            top = np.array(greatest, tensor.dtype)
-            greatest = float(np.nextafter(top, np.array(0, tensor.dtype)) if float(top) > limits.max else top)
-            return cast(clip(tensor, least, greatest), target)
-        source_limits = np.iinfo(tensor.dtype)
-        return cast(clip(tensor, max(limits.min, source_limits.min), min(limits.max, source_limits.max)), target)
-    return cast(tensor, target)
+    if tensor.dtype.kind == "b" or target.kind == "b":
+        return cast(tensor, target)
+    (low, high), (own_low, own_high) = _range(target), _range(tensor.dtype)
+    least, greatest = max(low, own_low), min(high, own_high)
+    if is_floating(tensor.dtype):
+        # Limits that both types can hold: for float32 and int32 the greatest number below 2^31.
+        top = np.array(greatest, tensor.dtype)
+        greatest = float(np.nextafter(top, np.array(0, tensor.dtype)) if float(top) > greatest else top)
+        least = max(float(least), -greatest) if is_floating(target) else float(least)
+    elif (least, greatest) == (own_low, own_high):
+        return cast(tensor, target)
+    return cast(clip(tensor, least, greatest), target)
+
+
+def _range(dtype: DType) -> tuple[float, float]:
+    if is_floating(dtype):
+        return float(limits(dtype).min), float(limits(dtype).max)
+    return np.iinfo(dtype).min, np.iinfo(dtype).max
 
 
 @operation

@@ -1,5 +1,6 @@
 """Known numbers, and what is said of tensors."""
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -38,6 +39,10 @@ def test_what_is_said_of_tensors():
         (np.array([300, -300, 7]), "int8", [127, -128, 7]),
         (np.array([200], "uint8"), "int32", [200]),
         (np.array([True]), "uint8", [1]),
+        (np.float32([1e5, -1e5, np.inf, 2.5]), "float16", [65504, -65504, 65504, 2.5]),
+        (np.array([1e39, -np.inf]), "float32", [np.finfo(np.float32).max, np.finfo(np.float32).min]),
+        (np.array([70_000, -3]), "float16", [65504, -3]),
+        (np.array([1e39]), "bfloat16", [ml_dtypes.finfo("bfloat16").max]),
     ],
 )
 def test_casts_that_keep_within_bounds(value, dtype, expected):
