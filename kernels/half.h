@@ -1,6 +1,6 @@
-// Half precision: two bytes that a number is kept in. All that is computed of it is computed in float, so these types
-// convert and no more. Rounding is to the nearest, to even between two, as by NumPy and ml_dtypes: of a double to float16
-// at once, to bfloat16 by way of float.
+// Half precision and float8: storage of numbers in two bytes or one. All that is computed of them is computed in float, so
+// these types convert and no more. Rounding is to the nearest, to even between two, as by NumPy and ml_dtypes: of a double to
+// float16 at once, to the others by way of float.
 #ifndef DPTRAIN_HALF_H
 #define DPTRAIN_HALF_H
 
@@ -65,9 +65,62 @@ struct dp_float16 {
     }
 };
 
-// The type in which numbers of T are computed and added up: half precision is rounded once, at the end.
+// The 8-bit numbers of P. Micikevicius et al., "FP8 formats for deep learning", arXiv:2209.05433: 4 bits of exponent, 3 of
+// mantissa, no infinities. What would round beyond 448 is NaN, as in JAX. Emulated only: no instruction of a GPU converts.
+struct dp_float8_e4m3fn {
+    unsigned char bits;
+    dp_float8_e4m3fn() = default;
+    DP_COPIED(dp_float8_e4m3fn)
+    DP_MEMBER dp_float8_e4m3fn(float x) {
+        const unsigned int whole = DP_AS_BITS(x), sign = whole >> 24 & 0x80u, size = whole & 0x7fffffffu;
+        if (size > 0x43e80000u) {  // above 464
+            bits = (unsigned char)(sign | 0x7fu);
+        } else if (size < 0x3c800000u) {  // below 2^-6 its steps are 2^-9: those of the mantissa of 2^14
+            const float shifted = DP_OF_BITS(size) + 16384.0f;
+            bits = (unsigned char)(sign | (DP_AS_BITS(shifted) - 0x46800000u));
+        } else {
+            bits = (unsigned char)(sign | ((size - 0x3c000000u + 0x7ffffu + (size >> 20 & 1u)) >> 20));
+        }
+    }
+    DP_MEMBER operator float() const {
+        const unsigned int sign = (bits & 0x80u) << 24, size = bits & 0x7fu;
+        if (size == 0x7fu) return DP_OF_BITS(sign | 0x7fc00000u);
+        if (size >= 8u) return DP_OF_BITS(sign | ((size << 20) + 0x3c000000u));
+        return DP_OF_BITS(sign | DP_AS_BITS((float)size * 0.001953125f));
+    }
+};
+
+// The same with 5 bits of exponent and 2 of mantissa: the upper half of a float16.
+struct dp_float8_e5m2 {
+    unsigned char bits;
+    dp_float8_e5m2() = default;
+    DP_COPIED(dp_float8_e5m2)
+    DP_MEMBER dp_float8_e5m2(float x) {
+        const unsigned int whole = DP_AS_BITS(x), sign = whole >> 24 & 0x80u, size = whole & 0x7fffffffu;
+        if (size > 0x7f800000u) {
+            bits = (unsigned char)(sign | 0x7eu);
+        } else if (size >= 0x47700000u) {  // from 61440 on it rounds to infinity
+            bits = (unsigned char)(sign | 0x7cu);
+        } else if (size < 0x38800000u) {  // below 2^-14 its steps are 2^-16: those of the mantissa of 2^7
+            const float shifted = DP_OF_BITS(size) + 128.0f;
+            bits = (unsigned char)(sign | (DP_AS_BITS(shifted) - 0x43000000u));
+        } else {
+            bits = (unsigned char)(sign | ((size - 0x38000000u + 0xfffffu + (size >> 21 & 1u)) >> 21));
+        }
+    }
+    DP_MEMBER operator float() const {
+        const unsigned int sign = (bits & 0x80u) << 24, size = bits & 0x7fu;
+        if (size >= 0x7cu) return DP_OF_BITS(sign | 0x7f800000u | (size & 3u) << 21);
+        if (size >= 4u) return DP_OF_BITS(sign | ((size << 21) + 0x38000000u));
+        return DP_OF_BITS(sign | DP_AS_BITS((float)size * 1.52587890625e-05f));
+    }
+};
+
+// The type in which numbers of T are computed and added up: narrow ones are rounded once, at the end.
 template <class T> struct dp_Computed { typedef T type; };
 template <> struct dp_Computed<dp_bfloat16> { typedef float type; };
 template <> struct dp_Computed<dp_float16> { typedef float type; };
+template <> struct dp_Computed<dp_float8_e4m3fn> { typedef float type; };
+template <> struct dp_Computed<dp_float8_e5m2> { typedef float type; };
 
 #endif

@@ -19,7 +19,7 @@ from dptrain.program.tensor import Tensor, Variable, is_tracing
 from dptrain.program.turns import TURNS, OfThread
 from dptrain.registry.names import numbered, snake_case
 from dptrain.registry.serialization import Configurable
-from dptrain.runtime.types import is_floating
+from dptrain.runtime.types import type_of
 
 if TYPE_CHECKING:
     from dptrain.layers.base import Layer
@@ -338,7 +338,7 @@ class Parts(Configurable):
             self._changes += 1  # other models may share the layer
         self._policy = policy
         for variable in self._own_weights:
-            if isinstance(variable, Weight) and is_floating(variable.dtype):
+            if isinstance(variable, Weight) and type_of(variable.dtype).is_policy:
                 variable.set_dtype(policy.variable_dtype)
 
     @property

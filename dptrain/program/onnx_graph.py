@@ -207,6 +207,8 @@ class OnnxGraph:
         """Return the output of a tensor's op; ConfigError, naming op and layer, if ONNX cannot express it."""
         op = tensor.op
         assert op is not None
+        if not type_of(tensor.dtype).is_onnx:
+            raise refusal(tensor, f"of {tensor.dtype.name}")
         if op.onnx_rule is not None:
             value: Value = op.onnx_rule(self, tensor, *inputs)
         elif op.onnx is not None:

@@ -10,13 +10,25 @@ from dptrain.runtime.floatx import floatx
 from dptrain.runtime.types import FLOATX, DType, is_floating, is_narrow, type_of
 
 
+def _no_promotion(dtypes: tuple[Any, ...]) -> ConfigError:
+    return ConfigError(
+        "There is no implicit conversions from float8 dtypes to others. You must cast it internally. Received: "
+        f"{dtypes}"
+    )
+
+
 @functools.cache
 def promoted(*dtypes: DType) -> DType:
     """Return the common type, as NumPy's `result_type`; for both half types it is float32.
 
     Integers, but for the smallest, take bfloat16 as it is, as in Keras and JAX.
+
+    Raises:
+        ConfigError: a float8 beside another floating-point type.
     """
     floats = [dtype for dtype in dtypes if is_floating(dtype)]
+    if len(set(floats)) > 1 and not all(type_of(dtype).mixes for dtype in floats):
+        raise _no_promotion(tuple(dtype.name for dtype in dtypes))
     if len({dtype for dtype in floats if is_narrow(dtype)}) == 2:
         floats = [FLOATX, *(dtype for dtype in floats if not is_narrow(dtype))]
     return np.result_type(*(dtypes if all(type_of(dtype).is_numpy for dtype in dtypes) else floats))
@@ -77,10 +89,7 @@ def result_type(*dtypes: Any) -> str:
     """
     names = [standardize_dtype(dtype) for dtype in dtypes]
     if any(name.startswith("float8") for name in names):
-        raise ConfigError(
-            "There is no implicit conversions from float8 dtypes to others. You must cast it internally. Received: "
-            f"{dtypes}"
-        )
+        raise _no_promotion(dtypes)
     of_tensors = [name for name, dtype in zip(names, dtypes, strict=True) if dtype not in (int, float)]
     if not of_tensors:
         return floatx().name if float in dtypes or not dtypes else "int32"

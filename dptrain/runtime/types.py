@@ -25,6 +25,7 @@ class NumberType:
         compute: type of elementwise computation: float32 for narrower floating-point types.
         accumulate: type in which a GPU's threads add their sums.
         is_numpy: whether it is NumPy's own.
+        mixes: whether other floating-point operands may stand beside it, and are promoted.
         is_policy: whether floatx and layers' policies may name it.
         is_factor: whether kernels of products read factors of it as they are.
         c: name in C++ and CUDA.
@@ -38,6 +39,7 @@ class NumberType:
         cublas: `CudaDataType` of factors.
         cudnn: `data_type` of images and kernels.
         tensor_map: `CUtensorMapDataType`.
+        is_onnx: whether ONNX's opset 18 has it.
         onnx: type in which ONNX Runtime computes it: others have no kernels of arithmetic and comparisons.
         safetensors: name in safetensors' headers.
         protocol: datatype of the Open Inference Protocol.
@@ -49,6 +51,7 @@ class NumberType:
     is_float: bool = False
     is_integer: bool = False
     is_numpy: bool = True
+    mixes: bool = True
     is_policy: bool = False
     is_factor: bool = False
     c: str | None = None
@@ -61,6 +64,7 @@ class NumberType:
     cublas: str | None = None
     cudnn: str | None = None
     tensor_map: int | None = None
+    is_onnx: bool = True
     onnx: str = "int64"
     safetensors: str = ""
     protocol: str | None = None
@@ -97,6 +101,7 @@ def _floating(scalar: type, c: str, **names: Any) -> NumberType:
 
 _integer = functools.partial(_whole, is_integer=True)
 _half = functools.partial(_floating, is_policy=True, is_factor=True, node_sums=True, onnx="float32")
+_float8 = functools.partial(_floating, is_numpy=False, mixes=False, is_onnx=False, node_sums=True, onnx="float32")
 _BOTH = ("sum", "max")
 # In the order in which messages list them.
 _RECORDS = (
@@ -176,6 +181,22 @@ _RECORDS = (
         safetensors="BF16",
         protocol="BF16",
     ),
+    _float8(
+        ml_dtypes.float8_e4m3fn,
+        "dp_float8_e4m3fn",
+        random_bits=4,
+        not_finite=0x7F,  # it has no infinities
+        device_joins="float8_e4m3fn",
+        safetensors="F8_E4M3",
+    ),
+    _float8(
+        ml_dtypes.float8_e5m2,
+        "dp_float8_e5m2",
+        random_bits=3,
+        not_finite=0x7C,
+        device_joins="float8_e5m2",
+        safetensors="F8_E5M2",
+    ),
 )
 # The records of tensors' types by name.
 TYPES = {record.name: record for record in _RECORDS}
@@ -208,5 +229,5 @@ def is_floating(dtype: DType) -> bool:
 
 @functools.lru_cache(512)
 def is_narrow(dtype: DType) -> bool:
-    """Whether a type is stored as such and computed in float32: half precision."""
+    """Whether a type is stored as such and computed in float32: half precision and float8."""
     return type_of(dtype).is_narrow

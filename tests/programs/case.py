@@ -198,7 +198,7 @@ class Case:
 
 _TYPES = (
     *("bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64"),
-    *("bfloat16", "float16", "float32", "float64"),
+    *("float8_e4m3fn", "float8_e5m2", "bfloat16", "float16", "float32", "float64"),
 )
 
 

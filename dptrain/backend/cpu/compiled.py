@@ -390,8 +390,8 @@ class CompiledExecutable:
             return np.empty(shape, array.dtype)
         start = view.start.number(self._rows, self._first_row)
         strides = [self._number(stride) * array.itemsize for stride in view.strides(len(shape))]
-        flat = array.reshape(-1)[start:]
-        return np.lib.stride_tricks.as_strided(flat, shape, strides)
+        bits = array.reshape(-1)[start:].view(f"u{array.itemsize}")  # NumPy would look float8_e5m2 up by its kind
+        return np.lib.stride_tricks.as_strided(bits, shape, strides).view(array.dtype)
 
     def _number(self, numel: Numel) -> int:
         return numel[0] * int(self._rows ** numel[1])

@@ -3,7 +3,6 @@
 import itertools
 import sys
 
-import ml_dtypes
 import numpy as np
 
 from dptrain import comm
@@ -11,7 +10,8 @@ from dptrain.backend.cuda.backend import CudaBackend
 from dptrain.backend.cuda.transfers.links import LinkedSum
 from dptrain.backend.cuda.transfers.node_first import NodeFirstReduction
 from dptrain.comm.nccl import NcclCommunicator
-from dptrain.comm.node_sum import is_half, tree_sum
+from dptrain.comm.node_sum import tree_sum
+from dptrain.runtime.types import TYPES, is_floating, is_narrow, type_of
 
 ranks = comm.current()
 backend = CudaBackend()
@@ -66,22 +66,24 @@ def check(queue, out, expected, exact=True):
     backend.wait()
     results = [backend.download(out)]
     for result in results:
-        if exact:
-            np.testing.assert_array_equal(result, expected)
+        if exact:  # of ml_dtypes, NumPy would not know NaN
+            compute = type_of(result.dtype).compute
+            np.testing.assert_array_equal(result.astype(compute), expected.astype(compute))
         else:
             np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-6)
     contents = ranks.allgather_bytes(results[0].tobytes())
     return contents
 
 
+NARROW = [known.storage for known in TYPES.values() if known.is_narrow]
 count_sent()
-for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "float16", "bool"):
+for dtype in ("float32", "float64", "int32", "uint64", *NARROW, "bool"):
     for count in (1, 7, 1000):
         for over in ("sum", "max"):
             if dtype == "bool" and over == "sum":
                 continue
             arrays = [of(sender, count, dtype) for sender in range(size)]
-            if over == "max" and np.dtype(dtype).kind == "f":
+            if over == "max" and is_floating(np.dtype(dtype)):
                 arrays[0][count // 2] = np.nan
             if over == "max":
                 expected = np.max(arrays, axis=0)
@@ -100,9 +102,9 @@ for dtype in ("float32", "float64", "int32", "uint64", ml_dtypes.bfloat16, "floa
             sent_to_others = 0
             contents = check(queue, buffer, expected, exact=not native)
             assert len(set(contents)) == 1
-            if count == 1000 and over == "sum" and is_half(np.dtype(dtype)):
+            if count == 1000 and over == "sum" and is_narrow(np.dtype(dtype)):
                 # Half of a share of 500 in float32, and of its sums; all ranks at once would send 2,000 bytes.
-                assert sent_to_others == (250 * (4 + 2) if size == 4 else 0), sent_to_others
+                assert sent_to_others == (250 * (4 + np.dtype(dtype).itemsize) if size == 4 else 0), sent_to_others
             graph = backend.gpu_record.captured(backend.stream, queue)
             for _ in range(2):
                 backend.write(buffer, arrays[rank])
@@ -120,7 +122,7 @@ stream = backend.stream
 link.all_gather(part, out, counts, stream)
 np.testing.assert_array_equal(backend.download(out), whole)
 places = [slice(int(begin), int(end)) for begin, end in itertools.pairwise(ends)]
-for dtype in ("float32", "float16", ml_dtypes.bfloat16):
+for dtype in ("float32", *NARROW):
     for over, expected_of in (("sum", by_nodes), ("max", lambda terms: np.max(terms, axis=0))):
         arrays = [of(sender, int(ends[-1]), dtype) for sender in range(size)]
         reduction = NodeFirstReduction(backend, np.dtype(dtype), over, grid, rank, places)

@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16, finfo
+from ml_dtypes import finfo
 
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cpu.digest import Digests
+from dptrain.runtime.types import TYPES
 
-FLOATS = [bfloat16, np.float16, np.float32, np.float64]
+FLOATS = [known.storage for known in TYPES.values() if known.is_float]
 BY_NUMPY_AND_COMPILED = [False, True] if compiler() is not None else [False]
 
 

@@ -1,10 +1,10 @@
-"""Half precision in C++: every number of two bytes, and roundings of wider types, as by NumPy and ml_dtypes."""
+"""Half precision and float8 in C++: all their numbers, and roundings of wider types, as by NumPy and ml_dtypes."""
 
 import ctypes
 
 import numpy as np
 import pytest
-from ml_dtypes import bfloat16
+from ml_dtypes import bfloat16, float8_e4m3fn, float8_e5m2
 
 from dptrain.backend.cpu.compile import compiler, library
 
@@ -21,21 +21,30 @@ extern "C" void of_int64(const int64_t *x, {kind} *y, int64_t n) {{ narrow(x, y,
 """
 
 
+TYPES = [bfloat16, np.float16, float8_e4m3fn, float8_e5m2]
+
+
+def every_number(dtype):
+    bits = 8 * np.dtype(dtype).itemsize
+    return np.arange(2**bits, dtype=f"u{bits // 8}").view(dtype)
+
+
 def roundings():
-    """Numbers around every number of two bytes: it, its neighbours, what lies halfway, and other magnitudes."""
+    """Numbers around every narrow number: it, its neighbours, what lies halfway, and other magnitudes."""
     rng = np.random.default_rng(0)
-    halves = [np.arange(2**16, dtype=np.uint16).view(kind).astype(np.float32) for kind in (bfloat16, np.float16)]
-    bits = np.concatenate(halves).view(np.uint32)
-    steps = np.array([0, 1, -1, 0x8000, 0x7FFF, 0x8001, 0x1000, 0x0FFF, 0x1001], np.int64)
+    bits = np.concatenate([every_number(dtype).astype(np.float32) for dtype in TYPES]).view(np.uint32)
+    halfway = [0x8000, 0x1000, 0x80000, 0x100000]
+    steps = np.array([0, 1, -1, *halfway, *(step - 1 for step in halfway), *(step + 1 for step in halfway)], np.int64)
     near = ((bits[:, None].astype(np.int64) + steps) % 2**32).astype(np.uint32).view(np.float32).ravel()
     return np.concatenate([near, rng.integers(0, 2**32, 100_000, np.uint32).view(np.float32)])
 
 
-@pytest.mark.parametrize("dtype", [bfloat16, np.float16], ids=["bfloat16", "float16"])
+@pytest.mark.parametrize("dtype", TYPES, ids=lambda dtype: dtype.__name__)
 def test_conversions(dtype):
     compiled = library(SOURCE.format(kind=f"dp_{np.dtype(dtype).name}"), ("scalar.h", "half.h"))
-    halves, wide = np.arange(2**16, dtype=np.uint16).view(dtype), np.empty(2**16, np.float32)
-    compiled.widen(halves.ctypes.data_as(ctypes.c_void_p), wide.ctypes.data_as(ctypes.c_void_p), ctypes.c_int64(2**16))
+    halves = every_number(dtype)
+    wide = np.empty(halves.size, np.float32)
+    compiled.widen(*(ctypes.c_void_p(array.ctypes.data) for array in (halves, wide)), ctypes.c_int64(wide.size))
     np.testing.assert_array_equal(wide, halves.astype(np.float32))
     assert np.array_equal(np.signbit(wide), np.signbit(halves.astype(np.float32)))
     near = roundings()
