@@ -35,6 +35,7 @@ from dptrain.program.shapes import axis_of_one
 from dptrain.program.tensor import native
 from dptrain.runtime.failure import warn
 from dptrain.runtime.text import short
+from dptrain.runtime.types import type_of
 
 Array = npt.NDArray[Any]
 
@@ -176,8 +177,9 @@ def is_array(data: Any) -> bool:
 def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
     """Return an array, memory map, tensor or table of any library as a NumPy array, without a copy where possible.
 
-    The only place where users' arrays take native byte order; lists of numbers are refused, as in Keras. With `by_row`,
-    a memory map of the other byte order is converted row by row, as a `LazyArray`.
+    The only place where users' arrays take native byte order, and bfloat16 and float8 become float32; lists of numbers
+    are refused, as in Keras. With `by_row`, a memory map of the other byte order is converted row by row, as a
+    `LazyArray`.
     """
     if isinstance(data, np.ndarray):
         if is_mapped(data):
@@ -210,7 +212,8 @@ def as_array(data: Any, name: str, *, by_row: bool = False) -> Array:
 def _in_native_order(array: Array, by_row: bool) -> Array:
     if by_row and array.ndim and not array.dtype.isnative and is_mapped(array):
         return cast(Array, LazyArray(NativeRows(array), np.arange(len(array))))
-    return native(array)
+    known = type_of(array.dtype)
+    return native(array if known.is_numpy else array.astype(known.portable))
 
 
 def check_inputs(x: Any, expected: Expected) -> Any:

@@ -21,6 +21,7 @@ from dptrain.program.program import Program
 from dptrain.program.turns import MAKING
 from dptrain.runtime.storage.files import open_regular
 from dptrain.runtime.text import short
+from dptrain.runtime.types import is_floating
 from dptrain.saving import program as programs
 from dptrain.saving.reading import reading
 from dptrain.saving.state import read_packed
@@ -91,7 +92,8 @@ class ExportedProgram:
             raise DataError(str(error)) from error
         for name, array in arrays.items():
             shape, _ = self._expected[name]
-            if array.shape[1:] != shape or not array.ndim or array.dtype.kind not in "fiub":
+            are_numbers = array.dtype.kind in "iub" or is_floating(array.dtype)
+            if array.shape[1:] != shape or not array.ndim or not are_numbers:
                 raise DataError(f"{name}: expected real numbers of shape {(None, *shape)}, found {array.shape}")
         if len({len(array) for array in arrays.values()}) > 1:
             raise DataError(

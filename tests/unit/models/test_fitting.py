@@ -11,6 +11,7 @@ from dptrain.batches.inputs import Samples, split_off, weights_of_classes
 from dptrain.callbacks import Callback
 from dptrain.data.loading import Split
 from dptrain.errors import ConfigError, DataError
+from dptrain.runtime.types import TYPES
 
 
 def toy(rows: int = 40) -> tuple[np.ndarray, np.ndarray]:
@@ -409,6 +410,24 @@ def test_numbers_that_evaluate_and_predict_refuse(name, value):
         build().evaluate(x, y, verbose=0, **{name: value})
     with pytest.raises(ConfigError, match=f"{name} = {value!r}: expected an integer >= 1"):
         build().predict(x, **{name: value})
+
+
+@pytest.mark.parametrize("dtype", [name for name, known in TYPES.items() if not known.is_numpy])
+def test_arrays_of_types_that_numpy_lacks(tmp_path, dtype):
+    """Their kinds in NumPy are V and f; they are trained on as float32 of the same numbers."""
+    x, labels = toy(40)
+    arrays = [array.astype(dtype) for array in (x, x[:, :3], labels)]
+    losses, outputs = [], []
+    for x, y, weights in (arrays, [array.astype(np.float32) for array in arrays]):
+        model = build()
+        model.compile("sgd", "mse")
+        losses.append(model.fit(x, y, sample_weight=weights, verbose=0).history["loss"])
+        model.export(tmp_path / "model")
+        program = dp.saving.load_program(tmp_path / "model")
+        outputs += [model.predict(x, verbose=0), model.predict_on_batch(x), program(x)]
+    assert losses[0] == losses[1]
+    for output in outputs[1:]:
+        np.testing.assert_array_equal(output, outputs[0])
 
 
 @pytest.mark.parametrize("wrong", [np.full((40, 3), "1"), np.full((40, 3), 1j)])
