@@ -1,5 +1,6 @@
 """An op that needs the rows of all ranks gets them, and a rank keeps its own rows of what it computes from them."""
 
+import inspect
 import itertools
 
 import numpy as np
@@ -14,6 +15,7 @@ from dptrain.program.program import trace
 from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import OPS
+from dptrain.random import _OPS
 from tests.unit.program.sharding.test_placement import DATA, SHARDS, SPECS, compare, weights
 from tests.unit.program.virtual_mesh import VirtualMesh, assert_same_on_mesh
 from tests.unit.program.virtual_ranks import assert_rows_are_dims
@@ -184,6 +186,42 @@ def test_a_rank_without_others_gathers_nothing(name):
     (expected, _), (outputs, _) = evaluate(program, DATA), evaluate(placed, DATA)
     for key, value in outputs.items():
         np.testing.assert_allclose(value, expected[key], rtol=1e-13, atol=1e-14, err_msg=key)
+
+
+# Draws of 2n rows, by name; the others need no shape.
+DRAWS = {
+    "beta": lambda shape, **options: random.beta(shape, 2.0, 3.0, **options),
+    "binomial": lambda shape, **options: random.binomial(shape, 5, 0.4, **options),
+    "gamma": lambda shape, **options: random.gamma(shape, 2.0, **options),
+    "normal": random.normal,
+    "randint": lambda shape, **options: random.randint(shape, 0, 9, **options | {"dtype": "int32"}),
+    "truncated_normal": random.truncated_normal,
+    "uniform": random.uniform,
+    "dropout": lambda shape, seed, dtype: random.dropout(ops.ones(shape, dtype), 0.5, seed=seed),
+}
+
+
+@pytest.mark.parametrize("name", DRAWS)
+def test_random_numbers_beside_other_rows_are_those_of_one_rank(name):
+    """Of the 2n rows of a draw a rank has its part as a whole, of joined ones its part of each half."""
+
+    generator = random.SeedGenerator(3)
+
+    def drawn(x):
+        return ops.cast(DRAWS[name]((2 * x.shape[0], 4), seed=generator, dtype="float64"), "float64")
+
+    for function in (
+        lambda x, y, w: ops.concatenate([x, x * 2], 0) * drawn(x),
+        lambda x, y, w: drawn(x) + ops.repeat(x, 2, axis=0) * ops.concatenate([x, x * 2], 0),
+        lambda x, y, w: ops.where(drawn(x) > 0.5, ops.concatenate([x, x * 2], 0), 0.0),
+    ):
+        for shards in SHARDS:
+            compare(sum_and_gradient(function), VARIABLES | {"draws": generator.count}, shards)
+
+
+def test_every_draw_of_a_shape_is_tried():
+    names = [name for name in _OPS if inspect.isfunction(getattr(random, name))]
+    assert {name for name in names if "shape" in inspect.signature(getattr(random, name)).parameters} <= DRAWS.keys()
 
 
 # What needs all of an axis, and keeps its length.
