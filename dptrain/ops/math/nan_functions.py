@@ -11,6 +11,7 @@ from dptrain.ops.elementwise import (
     cast,
     equal,
     floating,
+    in_float32,
     logical_not,
     square,
     where,
@@ -47,6 +48,7 @@ def nanprod(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 @operation
+@in_float32
 def nanmean(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the mean over axes, ignoring NaN; NaN of nothing."""
     tensor = floating(x)
@@ -58,6 +60,7 @@ def _valid_count(x: Tensor, axis: Axis, keepdims: bool) -> Tensor:
 
 
 @operation
+@in_float32
 def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the variance over axes, ignoring NaN; NaN of nothing, and with an infinity."""
     tensor = floating(x)
@@ -67,6 +70,7 @@ def nanvar(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
 
 
 @operation
+@in_float32
 def nanstd(x: Any, axis: Axis = None, keepdims: bool = False) -> Tensor:
     """Return the square root of `nanvar`."""
     return root_of_squares(nanvar(x, axis, keepdims))

@@ -7,7 +7,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError
 from dptrain.ops.arrays import ravel
-from dptrain.ops.elementwise import cast, floating, logical_and, logical_not, logical_or, where
+from dptrain.ops.elementwise import cast, floating, in_float32, logical_and, logical_not, logical_or, where
 from dptrain.ops.indexing import gather_rows_along
 from dptrain.ops.manipulation import reshape, squeeze, stack, transpose, zeros_like
 from dptrain.ops.math.rounding import floor, isnan
@@ -55,6 +55,7 @@ def nanpercentile(
 
 @operation
 @for_open_shapes
+@in_float32  # halves do not count to the places of many elements
 def quantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
@@ -86,6 +87,7 @@ def quantile(
 
 @operation
 @for_open_shapes
+@in_float32
 def nanquantile(
     x: Any, q: Any, axis: int | Sequence[int] | None = None, method: str = "linear", keepdims: bool = False
 ) -> Tensor:
