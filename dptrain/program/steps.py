@@ -13,6 +13,7 @@ from dptrain.program.lowering import AttentionLowering, LoopLowering, in_order, 
 from dptrain.program.operand import METHODS, OPERATORS
 from dptrain.program.passes import halves_of, rewritten, without_all_reduce
 from dptrain.program.program import ROWS, Program
+from dptrain.program.schedule.loops import repeat_of
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import Node, Tensor, placeholder, tracing
 
@@ -168,10 +169,9 @@ def _with_halves(
     """
     body = body_of(node)
     inputs, placeholders, new = list(node.inputs), dict[Tensor, Tensor](), dict[Tensor, Tensor]()
-    for number, leaf in enumerate(body.inputs):
-        narrow = half(node.inputs[number]) if number >= len(body.begun) else None
-        if narrow is not None:
-            inputs[number] = narrow
+    for operand in repeat_of(node).operands:
+        if (narrow := half(node.inputs[operand.input])) is not None:
+            inputs[operand.input], leaf = narrow, operand.leaf
             placeholders[leaf] = placeholder(leaf.shape, narrow.dtype, leaf.name)
             new[leaf] = METHODS["cast"](placeholders[leaf], leaf.dtype.name)
     for tensor in topological(body.results):
@@ -226,15 +226,14 @@ def with_loops_in_memory(program: Program) -> Program:
         if not has_body(tensor):
             return tensor
         if (node := tensor.node) not in loops:
-            body, count = body_of(node), len(body_of(node).begun)
+            repeat = repeat_of(node)
             carries = [
-                *map(_copy, node.inputs[:count]),
-                *(zero_carry(carry) for carry in body.carries[count:]),
+                zero_carry(carry.leaf) if carry.input is None else _copy(node.inputs[carry.input])
+                for carry in repeat.carries
             ]
-            other_inputs = [
-                tensor if _lies_whole(tensor) else _copy(tensor) for tensor in map(in_order, node.inputs[count:])
-            ]
-            loops[node] = [*carries, *other_inputs], {**node.attributes, "body": _of_its_own(body)}
+            others = [in_order(node.inputs[operand.input]) for operand in repeat.operands]
+            others = [operand if _lies_whole(operand) else _copy(operand) for operand in others]
+            loops[node] = [*carries, *others], {**node.attributes, "body": _of_its_own(repeat.body)}
         inputs, attributes = loops[node]
         return Tensor(tensor.op, inputs, attributes, tensor.shape, tensor.dtype, name=tensor.name, index=tensor.index)
 

@@ -32,12 +32,13 @@ from dptrain.ops.manipulation import reshape
 from dptrain.ops.scan import SCAN
 from dptrain.ops.while_node import WHILE
 from dptrain.program import tree
-from dptrain.program.body import Body, body_of, closed, has_body, has_loops, steps_of, trimmed
+from dptrain.program.body import Body, body_of, closed, has_body, has_loops, trimmed
 from dptrain.program.codegen.views import marked
 from dptrain.program.dims import Dim, is_number, read
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import topological
 from dptrain.program.program import Program, trace
+from dptrain.program.schedule.loops import repeat_of
 from dptrain.program.schema import check_attributes, is_length, is_type_name
 from dptrain.program.shapes import is_open, size
 from dptrain.program.steps import step_of, zero_carry
@@ -195,15 +196,17 @@ class _Description:
                 self.add(tensor, {"constant": name})
 
     def _add_loop(self, node: Node) -> None:
-        body, count = body_of(node), len(body_of(node).begun)
-        length = steps_of(node)
-        attributes = {} if length is None else {"length": length, "reverse": bool(node.attributes["reverse"])}
+        repeat = repeat_of(node)
+        body, length = repeat.body, repeat.length
+        attributes = {} if length is None else {"length": length, "reverse": repeat.reverse}
         steps = self._steps * max(length or 0, 1)
         if self._nested == _MAX_NESTED or steps > _MAX_STEPS:
             raise ConfigError(f"not supported: a loop of {_limits()} in an exported program")
-        sums = [zero_carry(carry) for carry in body.carries[count:]]
-        self.compute(sums)
-        inputs = [self.numbers[tensor] for tensor in (*node.inputs[:count], *sums, *node.inputs[count:])]
+        zeros = {carry: zero_carry(carry.leaf) for carry in repeat.carries if carry.input is None}
+        self.compute(list(zeros.values()))
+        firsts = (zeros[carry] if carry.input is None else node.inputs[carry.input] for carry in repeat.carries)
+        operands = (node.inputs[operand.input] for operand in repeat.operands)
+        inputs = [self.numbers[tensor] for tensor in (*firsts, *operands)]
         described = _Description(self._arrays, body.placeholders, steps, self._nested + 1)
         described.compute(topological(body.results))
         self._loops[node] = self._count

@@ -32,7 +32,7 @@ from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
-from dptrain.program.schedule.loops import SLOTS
+from dptrain.program.schedule.loops import SLOTS, repeat_of
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
@@ -370,7 +370,8 @@ def _with_own_results(program: Program) -> Program:
     used: set[Tensor] = set()
 
     def own(tensor: Tensor) -> Tensor:
-        lies_elsewhere = tensor.op is ALL_REDUCE or (has_body(tensor) and tensor.index < len(body_of(tensor).carries))
+        is_last_carry = has_body(tensor) and repeat_of(tensor).carry_of(tensor.index) is not None
+        lies_elsewhere = tensor.op is ALL_REDUCE or is_last_carry
         if tensor.op is not None and not lies_elsewhere and tensor not in used:
             used.add(tensor)
             return tensor

@@ -95,9 +95,8 @@ class LoopCall:
 
     def last_carries(self, values: Sequence[Tensor]) -> dict[Tensor, tuple[Tensor, int]]:
         """Return the initial carry and the slot that hold each last carry among values."""
-        carries = {carry.value: carry for carry in self.repeat.carries}
-        pairs = ((value, carries[value.index]) for value in values if value.index in carries)
-        return {value: (self.first_carry(carry), self.repeat.last_slot) for value, carry in pairs}
+        pairs = ((value, self.repeat.carry_of(value.index)) for value in values)
+        return {value: (self.first_carry(carry), self.repeat.last_slot) for value, carry in pairs if carry is not None}
 
     def addresses(
         self, values: Sequence[Tensor], names: Mapping[Tensor, str], around: Mapping[Tensor, Address]

@@ -90,6 +90,11 @@ class Repeat:
     stacks: tuple[Stack, ...]
 
     @property
+    def operands(self) -> tuple[Operand, ...]:
+        """What steps read of inputs with which no carry begins: slices and captures."""
+        return self.slices + self.captures
+
+    @property
     def guard(self) -> int | None:
         """Index of the input without which a branch has no step, and zeros as values; None for other loops."""
         return self.captures[0].input if self.body.guarded else None
@@ -98,6 +103,10 @@ class Repeat:
     def condition(self) -> Carry:
         """Of a loop of unknown length the carry that is true as long as there are further steps."""
         return self.carries[0]
+
+    def carry_of(self, value: int) -> Carry | None:
+        """Return the carry of which a value of the node is the last one; None if steps stack the value."""
+        return next((carry for carry in self.carries if carry.value == value), None)
 
     # Steps in order
 
