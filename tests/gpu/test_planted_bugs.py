@@ -1018,9 +1018,9 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         {},
     ),
     "recurrent: a step replaces what it reads": (
-        CUDA + "persistent.py",
-        "{call.name('next')} = 1 - {now};",
-        "{call.name('next')} = {now};",
+        "dptrain/program/schedule/loops.py",
+        "{name('next')} = 1 - {now};",
+        "{name('next')} = {now};",
         "recurrent_layers",
         {},
     ),

@@ -431,7 +431,7 @@ class CudaExecutable:
             for step in loop.steps()
         ]
         queues = [partial(self._queue, (-1 - number, slot, 1, 1), launches) for slot, launches in enumerate(steps)]
-        return HostLoop(self.backend, carries[loop.repeat.condition.value], carries, queues)
+        return HostLoop(self.backend, loop.repeat, carries, queues)
 
     @property
     def _queues_messages(self) -> bool:

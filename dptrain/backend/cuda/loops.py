@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.program.codegen.cpp import numel_text
 from dptrain.program.codegen.memory import MemoryPlan
-from dptrain.program.schedule.loops import SLOTS, Carry, Counter, repeat_of
+from dptrain.program.schedule.loops import SLOTS, Carry, Counter, Repeat, repeat_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Node, Tensor
 
@@ -42,28 +42,32 @@ class Address:
 class HostLoop:
     """A loop of unknown length, whose condition the host reads before each step.
 
-    Both slots are given of the condition and of all carries; `steps` queue a step from either. The last carries are in
-    the first slots.
+    `carries` are the slots of each; `steps` queue a step that reads one or the other.
     """
 
     def __init__(
         self,
         backend: "CudaBackend",
-        condition: "Sequence[DeviceArray]",
+        repeat: Repeat,
         carries: "Sequence[Sequence[DeviceArray]]",
         steps: Sequence[Callable[[], None]],
     ) -> None:
-        self._backend, self._condition, self._carries, self._steps = backend, condition, carries, steps
+        self._backend, self._repeat, self._carries, self._steps = backend, repeat, carries, steps
 
     def __call__(self, table: "RunTable", runs: int) -> None:
         """Queue the steps, each after all queued work."""
         assert runs == 1, "a loop of unknown length is never part of a pack"
-        slot = 0
-        while self._backend.fetched(self._condition[slot]):
-            self._steps[slot]()
-            slot = 1 - slot
-        for first, second in self._carries if slot else ():
-            self._backend.copy(first, second)
+        repeat, condition = self._repeat, self._carries[self._repeat.condition.value]
+
+        def slot(step: int) -> int:
+            return repeat.counters(step)["now"]
+
+        count = 0
+        for step in repeat.steps(lambda step: bool(self._backend.fetched(condition[slot(step)]))):
+            self._steps[slot(step)]()
+            count = step + 1
+        for slots in self._carries if slot(count) != repeat.last_slot else ():
+            self._backend.copy(slots[repeat.last_slot], slots[slot(count)])
 
 
 class LoopCall:

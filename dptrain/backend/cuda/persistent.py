@@ -143,11 +143,7 @@ class RowsGenerator(Generator):
         return in_memory
 
     def _step(self, function: GeneratedFunction, call: LoopCall, steps: Sequence[GeneratedFunction]) -> list[str]:
-        now = call.name("now")
-        lines = [
-            f"const int {call.name('slice')} = {call.repeat.position_in_c('turn', 'length')};",
-            f"const int {now} = turn % {SLOTS}, {call.name('next')} = 1 - {now};",
-        ]
+        lines = call.repeat.counters_in_c("turn", "length", call.name)
         for tensor in dict.fromkeys(tensor for step in steps for tensor in step.pointers if tensor in self._addresses):
             at = self._addresses[tensor]
             const = "" if at.base in function.writes else "const "

@@ -1,8 +1,7 @@
 """Loops as data: what steps carry, read and stack, in which order they run, and where in memory all of that lies.
 
-`repeat_of` derives a `Repeat` from a loop's op, the only place that knows how its inputs and values are laid out. The
-reference executor and the passes read what a step takes and makes; generators read also its addresses, as counters that
-each step has.
+`repeat_of` derives it from a loop's op, and `carries_of` what is carried. The reference executor and passes read what
+inputs and values are to a step; generators read also the address of each tensor, whose counters differ between steps.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,7 +40,7 @@ class Carry:
 
 @dataclass(frozen=True, eq=False)
 class Operand:
-    """What a step reads of an input of the node: a slice of it, or all, if it is a capture."""
+    """What a step reads of an input of the node: a slice or, if it is a capture, all."""
 
     leaf: Tensor
     input: int
@@ -126,6 +125,14 @@ class Repeat:
         """Return the counters of a step; that of the slice before means nothing in the first."""
         slot = step % SLOTS
         return {"slice": self.position(step), "before": self.position(step - 1), "now": slot, "next": 1 - slot}
+
+    def counters_in_c(self, step: str, length: str, name: Callable[[Counter], str]) -> list[str]:
+        """Return C++ that declares the counters of a step, but for that of the step before, by these names."""
+        now = name("now")
+        return [
+            f"const int {name('slice')} = {self.position_in_c(step, length)};",
+            f"const int {now} = {step} % {SLOTS}, {name('next')} = 1 - {now};",
+        ]
 
     @property
     def last_slot(self) -> int:

@@ -176,6 +176,11 @@ def test_what_a_loop_carries_by_hand():
     assert list(repeat.steps(lambda _: False)) == [0, 1, 2, 3, 4]
     assert list(map(repeat.position, range(5))) == [4, 3, 2, 1, 0]
     assert [eval(repeat.position_in_c("n", "5"), {"n": n}) for n in range(5)] == [4, 3, 2, 1, 0]
+    assert repeat.counters(3) == {"slice": 1, "before": 2, "now": 1, "next": 0}
+    assert repeat.counters_in_c("n", "5", lambda counter: f"{counter}_0") == [
+        "const int slice_0 = 5 - 1 - n;",
+        "const int now_0 = n % 2, next_0 = 1 - now_0;",
+    ]
     assert repeat.last_slot == 5 % SLOTS
     assert repeat.reads() == [Address("slots", 0, "now"), Address("slots", 1, "now"), Address("input", 2, "slice")]
     assert repeat.writes({1, 2}) == {
