@@ -1026,7 +1026,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "recurrent: the last sums lie where the first ones did": (
         CUDA + "persistent.py",
-        "length % {SLOTS} * ({columns}) + c",
+        "length % {BUFFERS} * ({columns}) + c",
         "c",
         "sums_over_rows_and_steps",
         {},

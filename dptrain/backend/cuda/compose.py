@@ -32,7 +32,7 @@ from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
-from dptrain.program.schedule.loops import SLOTS, repeat_of
+from dptrain.program.schedule.loops import BUFFERS, repeat_of
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
@@ -86,7 +86,7 @@ class Composition:
         counts_steps: kernels read the number of the step.
         notes_rows: kernels report indices outside a table.
         wide_index: an int is too small to count all elements.
-        last_carries: the first carry, and the slot, that hold a loop's last carry.
+        last_carries: the first carry, and the buffer, that hold a loop's last carry.
         plan: offsets of intermediate results, and of scratch memory by function and argument.
 
     Raises:
@@ -289,7 +289,7 @@ class Composition:
         """Plan intermediate results and scratch memory, including those of loops."""
         rows, sizes, accesses = self.sizes.rows, dict[Any, int](), list[Access]()
         for tensor in stored - self.last_carries.keys():
-            sizes[tensor] = nbytes(tensor, rows) * (SLOTS if tensor in self._first_carries else 1)
+            sizes[tensor] = nbytes(tensor, rows) * (BUFFERS if tensor in self._first_carries else 1)
         for stage, stage_messages in zip(stages, messages, strict=True):
             moved = [
                 (message.after, Access(dict.fromkeys(message.parts).keys(), message.results))

@@ -47,7 +47,7 @@ from dptrain.program.codegen.memory import in_a_row, nbytes
 from dptrain.program.lowering import HostCall, UserKernel, lowering_of
 from dptrain.program.program import ROWS, Program
 from dptrain.program.schedule.clock import Clock
-from dptrain.program.schedule.loops import SLOTS
+from dptrain.program.schedule.loops import BUFFERS
 from dptrain.program.shapes import local
 from dptrain.program.sharding.messages import all_reduce, exchange
 from dptrain.program.tensor import Array, Tensor
@@ -418,11 +418,11 @@ class CudaExecutable:
             [
                 DeviceArray(
                     self._arena,
-                    self._pointers[first] + slot * nbytes(first, self._rows),
+                    self._pointers[first] + buffer * nbytes(first, self._rows),
                     self._shape(first),
                     first.dtype,
                 )
-                for slot in range(SLOTS)
+                for buffer in range(BUFFERS)
             ]
             for first in loop.first_carries
         ]
@@ -430,7 +430,7 @@ class CudaExecutable:
             [launch for inner in loop.kernels for launch in self._launches_of(inner, {**counters, **step}, [])]
             for step in loop.steps()
         ]
-        queues = [partial(self._queue, (-1 - number, slot, 1, 1), launches) for slot, launches in enumerate(steps)]
+        queues = [partial(self._queue, (-1 - number, buffer, 1, 1), launches) for buffer, launches in enumerate(steps)]
         return HostLoop(self.backend, loop.repeat, carries, queues)
 
     @property

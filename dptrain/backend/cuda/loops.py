@@ -1,7 +1,7 @@
 """Loops on a GPU: the kernels of a step, generated once, and launched once for each step.
 
-A launch gets three numbers for each loop: the slice, and which of each carry's two slots holds the carry and which the
-next one. Pointers move, so nothing is copied between steps, and what every step reads stays in place.
+A launch gets three numbers for each loop: the slice, and which of each carry's two buffers holds the carry and which
+the next one. Pointers move, so nothing is copied between steps, and what every step reads stays in place.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dptrain.program.codegen.cpp import numel_text
 from dptrain.program.codegen.memory import MemoryPlan
-from dptrain.program.schedule.loops import SLOTS, Carry, Counter, Repeat, repeat_of
+from dptrain.program.schedule.loops import BUFFERS, Carry, Counter, Repeat, repeat_of
 from dptrain.program.shapes import Shape
 from dptrain.program.tensor import Node, Tensor
 
@@ -42,7 +42,7 @@ class Address:
 class HostLoop:
     """A loop of unknown length, whose condition the host reads before each step.
 
-    `carries` are the slots of each; `steps` queue a step that reads one or the other.
+    `carries` are the buffers of each; `steps` queue a step that reads one or the other.
     """
 
     def __init__(
@@ -59,15 +59,15 @@ class HostLoop:
         assert runs == 1, "a loop of unknown length is never part of a pack"
         repeat, condition = self._repeat, self._carries[self._repeat.condition.value]
 
-        def slot(step: int) -> int:
+        def buffer(step: int) -> int:
             return repeat.counters(step)["now"]
 
         count = 0
-        for step in repeat.steps(lambda step: bool(self._backend.fetched(condition[slot(step)]))):
-            self._steps[slot(step)]()
+        for step in repeat.steps(lambda step: bool(self._backend.fetched(condition[buffer(step)]))):
+            self._steps[buffer(step)]()
             count = step + 1
-        for slots in self._carries if slot(count) != repeat.last_slot else ():
-            self._backend.copy(slots[repeat.last_slot], slots[slot(count)])
+        for buffers in self._carries if buffer(count) != repeat.last_buffer else ():
+            self._backend.copy(buffers[repeat.last_buffer], buffers[buffer(count)])
 
 
 class LoopCall:
@@ -84,11 +84,11 @@ class LoopCall:
 
     def steps(self) -> Iterator[dict[str, int]]:
         """Yield the counters of each step; of the first two where their number is not known."""
-        for step in range(SLOTS if self.repeat.length is None else self.repeat.length):
+        for step in range(BUFFERS if self.repeat.length is None else self.repeat.length):
             yield {self.name(counter): value for counter, value in self.repeat.counters(step).items()}
 
     def first_carry(self, carry: Carry) -> Tensor:
-        """Return the initial carry, in whose memory both slots are."""
+        """Return the initial carry, in whose memory both buffers are."""
         assert carry.input is not None
         return self._inputs[carry.input]
 
@@ -98,17 +98,18 @@ class LoopCall:
         return list(map(self.first_carry, self.repeat.carries))
 
     def last_carries(self, values: Sequence[Tensor]) -> dict[Tensor, tuple[Tensor, int]]:
-        """Return the initial carry and the slot that hold each last carry among values."""
-        pairs = ((value, self.repeat.carry_of(value.index)) for value in values)
-        return {value: (self.first_carry(carry), self.repeat.last_slot) for value, carry in pairs if carry is not None}
+        """Return the initial carry and the buffer that hold each last carry among values."""
+        repeat = self.repeat
+        pairs = ((value, repeat.carry_of(value.index)) for value in values)
+        return {value: (self.first_carry(carry), repeat.last_buffer) for value, carry in pairs if carry is not None}
 
     def addresses(
         self, values: Sequence[Tensor], names: Mapping[Tensor, str], around: Mapping[Tensor, Address]
     ) -> dict[Tensor, Address]:
         """Return the addresses of what a step reads and computes, given those of the steps `around` this loop."""
         repeat, of_values = self.repeat, {value.index: value for value in values}
-        inputs, slots = dict(enumerate(self._inputs)), dict(enumerate(self.first_carries))
-        arrays = {"input": inputs, "value": of_values, "slots": slots}
+        inputs, buffers = dict(enumerate(self._inputs)), dict(enumerate(self.first_carries))
+        arrays = {"input": inputs, "value": of_values, "buffers": buffers}
         tensors = [*zip(repeat.body.placeholders, repeat.reads(), strict=True)]
         tensors += [(repeat.body.results[index], at) for index, at in repeat.writes(of_values).items()]
         result: dict[Tensor, Address] = {}

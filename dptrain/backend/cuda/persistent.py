@@ -15,7 +15,7 @@ from dptrain.program.codegen.cpp import ctype, numel_text
 from dptrain.program.codegen.index_expr import IndexExpr, numel, unravel
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.operand import OPERATORS
-from dptrain.program.schedule.loops import SLOTS, Repeat
+from dptrain.program.schedule.loops import BUFFERS, Repeat
 from dptrain.program.tensor import Tensor
 
 # Rows of a block: the fewest that take at most so many blocks. More blocks together would read too much of L2.
@@ -168,7 +168,7 @@ class RowsGenerator(Generator):
                 loop,
                 f"    double total = {at.name}[c];",
                 f"    for (int n = 0; n < blocks; ++n) total += {parts}[(long long)n * ({columns}) + c];",
-                f"    {at.name}[length % {SLOTS} * ({columns}) + c] = (float)total;",
+                f"    {at.name}[length % {BUFFERS} * ({columns}) + c] = (float)total;",
                 "}",
             ]
         if after:

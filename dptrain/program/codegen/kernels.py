@@ -12,7 +12,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.lowering import Element, Gather, Reduction, lowering_of
 from dptrain.program.op import Op
 from dptrain.program.program import Program
-from dptrain.program.schedule.loops import SLOTS, Repeat
+from dptrain.program.schedule.loops import BUFFERS, Repeat
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.tensor import Array, Tensor, Variable
@@ -146,7 +146,7 @@ class RepeatKernel:
         reads: contiguous inputs.
         step: kernels of one step, in one stage; each result has a root of its own, but a next carry may also be
             stacked.
-        buffers: slots of each carry.
+        buffers: both of each carry.
     """
 
     values: Mapping[int, Tensor]
@@ -157,7 +157,7 @@ class RepeatKernel:
 
     def __post_init__(self) -> None:
         leaves = [carry.leaf for carry in self.repeat.carries]
-        self.buffers = [[Tensor(None, (), {}, leaf.shape, leaf.dtype) for _ in range(SLOTS)] for leaf in leaves]
+        self.buffers = [[Tensor(None, (), {}, leaf.shape, leaf.dtype) for _ in range(BUFFERS)] for leaf in leaves]
 
     @property
     def tensors(self) -> list[Tensor]:

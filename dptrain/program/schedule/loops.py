@@ -13,10 +13,10 @@ from dptrain.program.body import Body, body_of, steps_of
 from dptrain.program.gradient import topological
 from dptrain.program.tensor import Node, Tensor
 
-# Slots of a carry: the one that a step reads, and the one that it writes.
-SLOTS = 2
+# Buffers of a carry: the one that a step reads, and the one that it writes.
+BUFFERS = 2
 
-# What differs between steps: the slice that a step takes and stacks, the slice of the step before, and the slots that
+# What differs between steps: the slice that a step takes and stacks, the slice of the step before, and the buffers that
 # hold a carry and the next one.
 Counter = Literal["slice", "before", "now", "next"]
 
@@ -59,13 +59,13 @@ class Address:
     """Where a tensor of a step lies: so many of its sizes behind the start of an array as a counter says.
 
     Attributes:
-        array: an input or a value of the node, or the slots of a carry.
+        array: an input or a value of the node, or the buffers of a carry.
         index: of the input or value; of a carry that of its last value.
         counter: None for an array that is not divided.
-        first: the carry in whose first slot the tensor lies in the first step; None for all else.
+        first: the carry in whose first buffer the tensor lies in the first step; None for all else.
     """
 
-    array: Literal["input", "value", "slots"]
+    array: Literal["input", "value", "buffers"]
     index: int
     counter: Counter | None = None
     first: int | None = None
@@ -123,21 +123,22 @@ class Repeat:
 
     def counters(self, step: int) -> dict[Counter, int]:
         """Return the counters of a step; that of the slice before means nothing in the first."""
-        slot = step % SLOTS
-        return {"slice": self.position(step), "before": self.position(step - 1), "now": slot, "next": 1 - slot}
+        buffer = step % BUFFERS
+        return {"slice": self.position(step), "before": self.position(step - 1), "now": buffer, "next": 1 - buffer}
 
     def counters_in_c(self, step: str, length: str, name: Callable[[Counter], str]) -> list[str]:
         """Return C++ that declares the counters of a step, but for that of the step before, by these names."""
         now = name("now")
         return [
             f"const int {name('slice')} = {self.position_in_c(step, length)};",
-            f"const int {now} = {step} % {SLOTS}, {name('next')} = 1 - {now};",
+            f"const int {now} = {step} % {BUFFERS}, {name('next')} = 1 - {now};",
         ]
 
     @property
-    def last_slot(self) -> int:
-        """The slot that holds the last carries, where a further step would read them; the first in a loop of unknown
-        length, behind which they are moved.
+    def last_buffer(self) -> int:
+        """The buffer of the last carries, where a further step would read them.
+
+        Behind a loop of unknown length it is the first, to which they are moved.
         """
         return self.counters(self.length or 0)["now"]
 
@@ -153,7 +154,7 @@ class Repeat:
         carries = (
             Address("value", lies[carry.value], "before", carry.value)
             if carry.value in lies
-            else Address("slots", carry.value, "now")
+            else Address("buffers", carry.value, "now")
             for carry in self.carries
         )
         slices = (Address("input", part.input, "slice") for part in self.slices)
@@ -165,7 +166,7 @@ class Repeat:
         carries = {
             carry.value: Address("value", lies[carry.value], "slice")
             if carry.value in lies
-            else Address("slots", carry.value, "next")
+            else Address("buffers", carry.value, "next")
             for carry in self.carries
         }
         stacks = [stack.value for stack in self.stacks if stack.value in wanted]

@@ -7,7 +7,7 @@ import numpy as np
 
 from dptrain.program.body import has_body
 from dptrain.program.gradient import topological
-from dptrain.program.schedule.loops import SLOTS, Address, Repeat, repeat_of
+from dptrain.program.schedule.loops import BUFFERS, Address, Repeat, repeat_of
 from dptrain.program.shapes import local
 from dptrain.program.sharding.mesh import constant_of
 from dptrain.program.tensor import Array, Node, Tensor
@@ -17,7 +17,7 @@ _MOST_STEPS = 50
 
 
 class MemoryOfLoops:
-    """Computes tensors, for some rows, with each loop's inputs, values and slots in arrays of their own.
+    """Computes tensors, for some rows, with each loop's inputs, values and buffers in arrays of their own.
 
     Args:
         rows: of the batch.
@@ -78,17 +78,17 @@ class MemoryOfLoops:
         values = {index: self._garbage(shapes[index], body.results[index]) for index in read}
         if repeat.guard is not None and not inputs[repeat.guard]:
             return {index: np.zeros_like(value) for index, value in values.items()}
-        slots = [self._garbage((SLOTS, *carry.leaf.shape), carry.leaf) for carry in repeat.carries]
-        for carry, of_carry in zip(repeat.carries, slots, strict=True):
+        buffers = [self._garbage((BUFFERS, *carry.leaf.shape), carry.leaf) for carry in repeat.carries]
+        for carry, of_carry in zip(repeat.carries, buffers, strict=True):
             of_carry[0] = 0 if carry.input is None else inputs[carry.input]
         stacked = self._stacked(repeat, read)
         reads, writes = repeat.reads(stacked), repeat.writes(read, stacked)
-        arrays: dict[str, Any] = {"input": inputs, "value": values, "slots": slots}
+        arrays: dict[str, Any] = {"input": inputs, "value": values, "buffers": buffers}
 
         def part(at: Address, step: int) -> Array:
             """Return what lies at an address in a step, as a view."""
             if at.first is not None and step == 0:
-                return slots[at.first][0, ...]
+                return buffers[at.first][0, ...]
             array: Array = arrays[at.array][at.index]
             return array if at.counter is None else array[repeat.counters(step)[at.counter], ...]
 
@@ -106,7 +106,7 @@ class MemoryOfLoops:
         for carry in repeat.carries:
             last = part(reads[carry.value], count)
             if carry.value not in stacked and repeat.length is not None:
-                last = slots[carry.value][repeat.last_slot, ...]
+                last = buffers[carry.value][repeat.last_buffer, ...]
             if carry.value in read:
                 values[carry.value][...] = last
         return values

@@ -10,7 +10,7 @@ from dptrain.program.body import body_of, has_body, with_steps
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients, topological
 from dptrain.program.program import ROWS, trace
-from dptrain.program.schedule.loops import SLOTS, Address, Repeat, repeat_of
+from dptrain.program.schedule.loops import BUFFERS, Address, Repeat, repeat_of
 from dptrain.program.tensor import differentiable
 from tests.programs.draw import program as drawn
 from tests.sample import sample
@@ -181,11 +181,11 @@ def test_what_a_loop_carries_by_hand():
         "const int slice_0 = 5 - 1 - n;",
         "const int now_0 = n % 2, next_0 = 1 - now_0;",
     ]
-    assert repeat.last_slot == 5 % SLOTS
-    assert repeat.reads() == [Address("slots", 0, "now"), Address("slots", 1, "now"), Address("input", 2, "slice")]
+    assert repeat.last_buffer == 5 % BUFFERS
+    assert repeat.reads() == [Address("buffers", 0, "now"), Address("buffers", 1, "now"), Address("input", 2, "slice")]
     assert repeat.writes({1, 2}) == {
-        0: Address("slots", 0, "next"),
-        1: Address("slots", 1, "next"),
+        0: Address("buffers", 0, "next"),
+        1: Address("buffers", 1, "next"),
         2: Address("value", 2, "slice"),
     }
     assert repeat.writes({1}).keys() == {0, 1}
@@ -201,17 +201,17 @@ class Forwards(Repeat):
         return step
 
 
-class OneSlot(Repeat):
+class OneBuffer(Repeat):
     """A step writes a carry where it reads it."""
 
     def counters(self, step):
-        return super().counters(step) | {"next": step % SLOTS}
+        return super().counters(step) | {"next": step % BUFFERS}
 
 
-class FirstSlot(Repeat):
-    """The last carries lie in the first slot."""
+class FirstBuffer(Repeat):
+    """The last carries lie in the first buffer."""
 
-    last_slot = 0
+    last_buffer = 0
 
 
 class NextSlice(Repeat):
@@ -223,8 +223,8 @@ class NextSlice(Repeat):
         ]
 
 
-class InSlot(Repeat):
-    """A carry that is stacked is read from its slot."""
+class InBuffer(Repeat):
+    """A carry that is stacked is read from its buffer."""
 
     def reads(self, stacked=None):
         return super().reads()
@@ -270,7 +270,7 @@ def changed(bug):
 
 
 BUGS = {
-    **{bug.__doc__: bug for bug in (Forwards, OneSlot, FirstSlot, NextSlice, InSlot, NoGuard, WithoutEnd)},
+    **{bug.__doc__: bug for bug in (Forwards, OneBuffer, FirstBuffer, NextSlice, InBuffer, NoGuard, WithoutEnd)},
     "Carries begin with one another's inputs.": lambda repeat: exchanged(repeat, "carries"),
     "Slices are of one another's inputs.": lambda repeat: (
         replace(
