@@ -60,3 +60,19 @@ def test_columns_cover_x():
         ("street", 4, 5),
         ("note", 5, 9),
     ]
+
+
+def test_dates_with_parts_numbers_with_signs_and_missing_ones():
+    columns = (
+        Column(
+            "sold", "number", date=True, formats=("%d.%m.%Y",), parts=("month", "weekday"), mean=1.0, indicator=True
+        ),
+        Column("price", "number", notation="comma", sign="€", mean=5.5, indicator=True),
+    )
+    table = Preprocessing("regression", columns, "y", na=("?",))
+    x = table.encode([{"sold": "31.12.2020", "price": "1.200,5 €"}, {"sold": None, "price": "?"}])
+    assert x.tolist() == [[18627, 12, 3, 0, 1200.5, 0], [1, 6.5, 3, 1, 5.5, 1]]
+    assert table.is_number.tolist() == [True, True, True, False, True, False]
+    assert row_of(table, x[0]) == {"sold": "2020-12-31", "price": "1200.5"}
+    assert row_of(table, x[1]) == {"sold": "(missing)", "price": "(missing)"}
+    assert Preprocessing.from_dict(table.to_dict()) == table
