@@ -34,6 +34,9 @@ _OPENED = Path("/proc/self/fd")
 
 # Content that this process compiled but could not store, by name.
 _not_kept: dict[str, bytes] = {}
+# Files that this process has begun to compile, and those that it has ended to compile.
+_begun: list[str] = []
+_ended: list[str] = []
 
 
 class CompiledFile(NamedTuple):
@@ -86,6 +89,11 @@ def _make_private(place: Path) -> None:
             raise
 
 
+def compilations() -> tuple[int, bool]:
+    """Return how many files this process has begun to compile, and whether one is under way."""
+    return len(_begun), len(_begun) > len(_ended)
+
+
 @contextmanager
 def compiled(
     folder: Path,
@@ -102,10 +110,13 @@ def compiled(
     """
 
     def make_content() -> bytes:
+        _begun.append(name)
         try:
             return make()
         except OSError as error:  # such an error is not about the cache
             raise DeviceError(f"{name}: cannot be compiled: {one_line(error)}") from error
+        finally:
+            _ended.append(name)
 
     with ExitStack() as stack:
         try:

@@ -9,6 +9,7 @@ from typing import TypeVar
 from dptrain.backend.cpu.backend import CpuBackend
 from dptrain.callbacks.monitor import direction_of
 from dptrain.errors import ConfigError
+from dptrain.runtime.storage.cache import compilations
 from dptrain.sweeps.records import Run, Segment, Setting
 from dptrain.sweeps.scheduling.round_robin import RoundRobin, threads_for
 from dptrain.sweeps.scheduling.training import MEASURED, Recipe, Slot, Training, is_of_the_device, is_out_of_memory
@@ -17,6 +18,8 @@ T = TypeVar("T")
 
 # Measured seconds for each number of runs, and the most advances.
 _SECONDS, _TURNS = 0.3, 200
+# Measurements at most until nothing is compiled in one.
+_ATTEMPTS = 6
 # Runs for each core of a CPU; one of them computes.
 _PER_CORE = 2
 # Another doubling of the runs must make the device faster by this factor to be worth it.
@@ -157,7 +160,19 @@ def _measure(
 
 
 def _steps_per_second(schedule: RoundRobin[Training], trainings: Sequence[Training]) -> float:
+    """Return the speed of some trainings together while nothing is compiled, which a sweep does once."""
+    for _ in range(_ATTEMPTS):
+        compiled, is_compiling = compilations()
+        speed, is_over = _speed(schedule, trainings)
+        if is_over or (compilations()[0] == compiled and not is_compiling):
+            break
+    return speed
+
+
+def _speed(schedule: RoundRobin[Training], trainings: Sequence[Training]) -> tuple[float, bool]:
+    """Return the speed of some steps, and whether a training has ended in them."""
     _wait(trainings)
+    is_over = False
     begun, before = time.perf_counter(), _steps_done(trainings)
     for _ in range(_TURNS):
         outcomes = schedule.advance(trainings)
@@ -165,12 +180,13 @@ def _steps_per_second(schedule: RoundRobin[Training], trainings: Sequence[Traini
             if outcome.error is not None and (is_of_the_device(outcome.error) or is_out_of_memory(outcome.error)):
                 raise outcome.error
         # A short run measures what it can, as one that diverges or fails does: the sweep will record the run itself.
-        if any(outcome.error is not None or outcome.ended is not None for outcome in outcomes):
+        is_over = any(outcome.error is not None or outcome.ended is not None for outcome in outcomes)
+        if is_over:
             break
         if time.perf_counter() - begun > _SECONDS:
             break
     _wait(trainings)
-    return (_steps_done(trainings) - before) / (time.perf_counter() - begun)
+    return (_steps_done(trainings) - before) / (time.perf_counter() - begun), is_over
 
 
 def _steps_done(trainings: Sequence[Training]) -> int:
