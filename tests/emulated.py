@@ -28,9 +28,14 @@ def _build() -> ModuleType:
     return build
 
 
+def emulator_is_missing() -> str:
+    """Why the emulator cannot be built, or an empty string."""
+    return str(_build().missing() or "")
+
+
 def skip_without_emulator() -> None:
     """Skip the test, with the reason, where the emulator cannot be built."""
-    if reason := _build().missing():
+    if reason := emulator_is_missing():
         pytest.skip(reason)
 
 

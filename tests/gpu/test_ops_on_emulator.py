@@ -6,7 +6,8 @@ import sys
 import pytest
 
 from tests.conftest import ROOT
-from tests.emulated import emulated, inside_emulator
+from tests.emulated import emulated, inside_emulator, skip_without_emulator
+from tests.launching import run
 from tests.sample import taken
 
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="tests/ops run here directly")
@@ -56,6 +57,15 @@ def test_results_have_the_same_bits_in_any_order():
         results.add(finished.out)
     assert len(results) == 1
     assert len(results.pop()) > 10_000
+
+
+def test_chosen_files_start_the_emulator():
+    skip_without_emulator()
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/ops/test_custom_ops.py"]
+    finished = run([*command, "-k", "right_kernel"], cwd=ROOT, timeout=600, PYTHONWARNINGS="")
+    assert finished.code == 0, finished.out + finished.err
+    assert re.search(r"\b5 passed\b", finished.out)
+    assert "skipped" not in finished.out
 
 
 @pytest.mark.slow

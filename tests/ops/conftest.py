@@ -1,11 +1,15 @@
-"""Programs on the CUDA backend, where a driver answers: on a GPU, or under `tests/emulator/run`."""
+"""Programs on the CUDA backend, where a driver answers: on a GPU, or on the emulator, which chosen files start."""
 
 import ctypes
 import importlib.util
 import os
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+
+_HERE = Path(__file__).resolve().parent
 
 # Of CUresult, from here on: the context is lost, and all that comes after would fail with it.
 _LOST = 700
@@ -25,6 +29,33 @@ def pytest_runtest_logfinish(nodeid: str) -> None:
         if code >= _LOST:
             print(f"{nodeid} broke the GPU's context: CUresult {code}", file=sys.stderr, flush=True)
             os._exit(86)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_cmdline_main(config: pytest.Config) -> int | None:
+    """Run tests of this folder alone on the emulator where there is no GPU, if it can be built."""
+    from tests.emulated import EMULATOR, emulator_is_missing, inside_emulator
+
+    chosen = [Path(config.invocation_params.dir, name.partition("::")[0]).resolve() for name in config.args]
+    is_chosen = config.args_source is pytest.Config.ArgsSource.ARGS and all(
+        path == _HERE or _HERE in path.parents for path in chosen
+    )
+    if not is_chosen or inside_emulator() or has_driver() or hasattr(config, "workerinput") or emulator_is_missing():
+        return None
+    capture = config.pluginmanager.getplugin("capturemanager")
+    if capture is not None:
+        capture.suspend_global_capture(in_=True)
+    print("no GPU: on the emulator", flush=True)
+    command = [sys.executable, str(EMULATOR / "run"), sys.executable, "-m", "pytest", *config.invocation_params.args]
+    return subprocess.run(command, cwd=config.invocation_params.dir, check=False).returncode
+
+
+def has_driver() -> bool:
+    """Whether a CUDA driver answers here."""
+    try:
+        return not ctypes.CDLL("libcuda.so.1").cuInit(0)
+    except OSError:
+        return False
 
 
 def no_cuda() -> str:
