@@ -167,6 +167,7 @@ class _Step:
                 if op is None:
                     continue
                 inputs = [values[read] for read in tensor.inputs]
+                before = [np.array(value) for value in inputs] if is_watched else []  # results may take their memory
                 if op is OWN_PART:
                     values[tensor] = own_part(tensor, inputs[0], self._rows, self._first_row)
                 elif op.has_values:
@@ -176,7 +177,7 @@ class _Step:
                 else:
                     op.compute(*inputs, **self._attributes[tensor], out=values[tensor])
                 if is_watched:
-                    watch(tensor, values[tensor])
+                    watch(tensor, values[tensor], before)
                 if is_measured:
                     self._mark(tensor)
             self._done.clear()

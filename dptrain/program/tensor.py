@@ -698,22 +698,16 @@ def watching(check: "Callable[[Tensor], None] | None" = None) -> Iterator[None]:
         WATCH.reset(token)
 
 
-def watch(tensor: Tensor, value: Array) -> None:
-    """Show a computed value to the watcher."""
+def watch(tensor: Tensor, value: Array, inputs: Sequence[Array]) -> None:
+    """Show a computed value, and those that it was computed from, to the watcher."""
     check = WATCH.get()
     if check is not None:
-        check(
-            Tensor(
-                tensor.op,
-                tensor.inputs,
-                tensor.attributes,
-                tensor.shape,
-                tensor.dtype,
-                value,
-                tensor.name,
-                tensor.index,
-            )
-        )
+        parents = [_with_value(parent, read, parent.inputs) for parent, read in zip(tensor.inputs, inputs, strict=True)]
+        check(_with_value(tensor, value, parents))
+
+
+def _with_value(tensor: Tensor, value: Array, inputs: Sequence[Tensor]) -> Tensor:
+    return Tensor(tensor.op, inputs, tensor.attributes, tensor.shape, tensor.dtype, value, tensor.name, tensor.index)
 
 
 def _refuse_nan(tensor: Tensor) -> None:

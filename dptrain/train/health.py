@@ -35,7 +35,9 @@ _SECONDS = 0.5
 # Part of all ranks' memory for batches of users' code that are kept to repeat steps.
 _MAX_BATCH_BYTES = 64 << 20
 
-_ADVICE = "try a smaller learning rate, clip gradients, or skip such steps (on_nonfinite='skip', --on-nonfinite skip)"
+_SKIP = "skip such steps (on_nonfinite='skip', --on-nonfinite skip)"
+_ADVICE = f"try a smaller learning rate, clip gradients, or {_SKIP}"
+_ADVICE_ON_INPUT = f"keep its input where it is defined, such as by ops.maximum(x, 1e-7), or {_SKIP}"
 
 
 def digest_every(steps: int | None = None) -> int:
@@ -253,9 +255,9 @@ class HealthCheck:
         rank_causes = self._comm.allgather([self._comm.process, cause])
         causes = [(rank, process, *cause) for rank, (process, cause) in enumerate(rank_causes) if cause is not None]
         if causes:  # samples tell more than ops
-            rank, process, worst, text = min(causes, key=lambda ranked: ranked[2])
+            rank, process, _, text, advice = min(causes, key=lambda ranked: ranked[2])
             text += "" if self._comm.size == 1 else f" (rank {rank}, {process})"
-            text += f"; {_ADVICE}" if worst else ""
+            text += f"; {advice}" if advice else ""
             message = f"training diverged in {self._where(bad.step if bad else self._steps_done)}: {text}"
         elif path and not _is_loss(path.partition("/")[0]):
             values = "1 value that is not finite" if count == 1 else f"{count} values that are not finite"
@@ -283,7 +285,7 @@ class HealthCheck:
         return None
 
     def _cause(self, bad: _DivergedStep) -> list[Any] | None:
-        """Return a priority, 0 for the highest, and what this rank found; None for nothing."""
+        """Return a priority, 0 for the highest, what this rank found, and advice; None for nothing."""
         order = self._host(bad.rows.order)
         arrays = dict(zip(self._batches.spec.names, map(self._host, bad.rows.arrays), strict=True))
         parts = [
@@ -295,17 +297,20 @@ class HealthCheck:
             for _, numbers in parts:
                 finite = np.isfinite(array[numbers]).all(axis=tuple(range(1, array.ndim)))
                 if not finite.all():
-                    return [0, f"{name} is not finite in {self._samples(bad.rows, numbers[~finite])}"]
+                    return [0, f"{name} is not finite in {self._samples(bad.rows, numbers[~finite])}", ""]
         for worst, test in ((1, np.isnan), (2, np.isinf)):
             for shard, numbers in parts:
                 first = self._first_op(test, bad.rows, shard, arrays, numbers)
+                if first is not None and first.of_infinities:  # such as 0 times the logarithm of 0
+                    earlier = self._first_op(np.isinf, bad.rows, shard, arrays, numbers)
+                    first = earlier if earlier is not None and earlier.advice == _ADVICE_ON_INPUT else first
                 if first is not None:
-                    return [worst, first]
+                    return [worst, first.text, first.advice]
         return None
 
     def _first_op(
         self, test: Any, rows: BatchRows, shard: Shard, arrays: Mapping[str, Array], numbers: Array
-    ) -> str | None:
+    ) -> "_FirstOp | None":
         """Return the first op of this rank's part of a step that makes a NaN, or an infinity."""
         if self._programs.sharding is not None:  # a single rank lacks the others' parts
             return None
@@ -333,7 +338,17 @@ class HealthCheck:
         by_rows = tensor.value.ndim > 0 and len(tensor.value) == len(numbers) and len(numbers) > 1
         sample = f", of {self._samples(rows, numbers[place[:1]])}" if by_rows else ""
         shape = f"{tensor.value.shape}{sample}"
-        return f"op {tensor.op.name!r}{of} is the first to produce {what}, at {place} of shape {shape}"
+        text = f"op {tensor.op.name!r}{of} is the first to produce {what}, at {place} of shape {shape}"
+        values = [np.asarray(parent.value) for parent in tensor.inputs if parent.value is not None]
+        of_infinities = test is np.isnan and any(np.isinf(value).any() for value in values if value.dtype.kind in "fV")
+        inputs = _inputs_at(tensor, tuple(place))
+        if inputs is None:
+            return _FirstOp(text, _ADVICE, of_infinities)
+        is_undefined = np.isfinite(inputs).all() and (test is np.isnan or 0 in inputs)
+        shown = (
+            f"input is {inputs[0]:g}" if len(inputs) == 1 else f"inputs are {' and '.join(f'{x:g}' for x in inputs)}"
+        )
+        return _FirstOp(f"{text}; its {shown} there", _ADVICE_ON_INPUT if is_undefined else _ADVICE, of_infinities)
 
     def _samples(self, rows: BatchRows, numbers: Array, most: int = 5) -> str:
         """Describe the samples in some stored rows by number, or by place in the batch if they have no other."""
@@ -350,8 +365,31 @@ class HealthCheck:
         return mine if self._comm.size == 1 else bool(gathered(self._comm, mine).all())
 
 
+@dataclass(frozen=True)
+class _FirstOp:
+    """The first op with a result that is not finite."""
+
+    text: str
+    advice: str
+    of_infinities: bool  # its NaN comes from an infinity
+
+
 class _StopSearchError(Exception):
     """Ends an evaluation at the first non-finite value."""
+
+
+def _inputs_at(tensor: Tensor, place: tuple[int, ...]) -> list[float] | None:
+    """Return what an elementwise op has read for an element of its result; None of other ops."""
+    values = [np.asarray(parent.value) for parent in tensor.inputs if parent.value is not None]
+    if not values or len(values) < len(tensor.inputs) or any(value.dtype.kind not in "fViu" for value in values):
+        return None
+    shape = tensor.value.shape if tensor.value is not None else ()
+    try:
+        if np.broadcast_shapes(*(value.shape for value in values)) != shape:
+            return None
+    except ValueError:
+        return None
+    return [float(np.broadcast_to(value, shape)[place]) for value in values]
 
 
 def refuse(ranks: int, message: str) -> None:

@@ -67,6 +67,56 @@ def test_what_the_samples_go_through_is_named_with_its_layer():
         model.fit(x, y, batch_size=10, verbose=0)
 
 
+class Outside(dp.layers.Layer):
+    """Applies a function to what it does not allow, unless its input is kept positive."""
+
+    def __init__(self, function, least=-np.inf):
+        super().__init__()
+        self.function, self.least = function, least
+
+    def call(self, x):
+        return self.function(dp.ops.maximum(x, self.least))
+
+
+OUTSIDE = {
+    "log": (dp.ops.log, -1.5, r"op 'log' of layer 'outside' .* a NaN, .*; its input is -1\.5 there"),
+    "log of 0": (dp.ops.log, 0, r"op 'log' of layer 'outside' .* an infinity, .*; its input is 0 there"),
+    "log1p": (dp.ops.log1p, -2, r"op 'log1p' of layer 'outside' .*; its input is -2 there"),
+    "sqrt": (dp.ops.sqrt, -4, r"op 'sqrt' of layer 'outside' .*; its input is -4 there"),
+    "gradient of sqrt": (dp.ops.sqrt, 0, r"an infinity, .*; its inputs? (is|are) .*0 there"),
+    "power": (lambda x: x**0.5, -3, r"; its inputs? (is|are) -3( and 0\.5)? there"),
+    "divide": (lambda x: x / x, 0, r"op 'divide' of layer 'outside' .* a NaN, .*; its inputs are 0 and 0 there"),
+    "reciprocal": (
+        lambda x: 1 / x,
+        0,
+        r"op '\w+' of layer 'outside' .* an infinity, .*; its inputs? (is|are) .*0 there",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", OUTSIDE)
+def test_an_op_outside_of_its_domain_says_what_it_was_given(name):
+    """A smaller learning rate would not help; what the message advises does."""
+    function, value, expected = OUTSIDE[name]
+    x = np.full((10, 3), 2.0)
+    x[4, 1] = value
+
+    def fitted(least):
+        model = dp.Sequential(
+            [dp.layers.Input((3,)), Dense(3, kernel_initializer="identity"), Outside(function, least)]
+        )
+        model.layers[-1].name = "outside"
+        model.compile(SGD(0.001), "mse", dtype="float64")
+        return model.fit(x, np.ones((10, 3)), batch_size=10, shuffle=False, verbose=0)
+
+    with pytest.raises(DivergenceError, match=expected) as caught:
+        fitted(-np.inf)
+    assert "of sample 4" in str(caught.value)
+    assert "such as by ops.maximum(x, 1e-7)" in str(caught.value)
+    assert "learning rate" not in str(caught.value)
+    assert np.isfinite(fitted(1e-7).history["loss"]).all()
+
+
 def test_an_update_that_overflows_is_seen_before_its_loss():
     """The one step's loss is finite; only the parameters that it leaves are not."""
     x, y = toy(10)
