@@ -54,5 +54,12 @@ NEEDS = {
 def test_what_readme_shows_works_after_what_it_installs():
     """Rows of its tables take no extra that its first command leaves out."""
     text = (ROOT / "README.md").read_text()
-    installed = re.search(r"pip install -q '\.\[([\w,]+)\]' && mpirun", text)[1].split(",")
+    installed = re.search(r"pip install -q -e '\.\[([\w,]+)\]' && mpirun", text)[1].split(",")
     assert [extra for extra, pattern in NEEDS.items() if re.search(pattern, text) and extra not in installed] == []
+
+
+def test_a_clone_holds_one_copy():
+    """Installed in place: a second copy in the environment would be another version after the next change."""
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        for command in re.findall(r"pip install [^&`\n]*'\.\[[\w,]+\]'", path.read_text()):
+            assert " -e " in command, path
