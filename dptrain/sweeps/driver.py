@@ -157,8 +157,9 @@ def execute(
     facts: Mapping[str, Any] | None = None,
     repeat: Callable[[Setting, Run], str] | None = None,
     files: Mapping[str, str] | None = None,
+    writes_report: bool = True,
 ) -> SweepResult:
-    """Train what is missing, write the report and return the result. Collective."""
+    """Train what is missing, write the results and, where wanted, the report, and return the result. Collective."""
     modes = {metric: _mode(metric, mode, capacity) for metric, mode in request.objectives.items()}
     plan = _plan(request, recipe, modes)
     report_facts = _report_facts(ranks, modes, gather(ranks, capacity)) | dict(facts or {})
@@ -166,7 +167,8 @@ def execute(
     def report(directory: SweepDirectory, models: Sequence[str] = (), stopped: Stop | None = None) -> SweepResult:
         for name, text in (files or {}).items():
             write_atomically(directory.path / name, text.encode())
-        return conclude(directory, plan, report_facts, repeat, notes=request.notes, models=models, stopped=stopped)
+        options = {"notes": request.notes, "models": models, "stopped": stopped, "writes_report": writes_report}
+        return conclude(directory, plan, report_facts, repeat, **options)  # type: ignore[arg-type]
 
     try:
         with comms.independent():

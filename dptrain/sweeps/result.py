@@ -97,8 +97,9 @@ def conclude(
     notes: Sequence[str] = (),
     models: Sequence[str] = (),
     stopped: Stop | None = None,
+    writes_report: bool = True,
 ) -> SweepResult:
-    """Write trials.csv and report.html, and return the result; `repeat` returns the command of a single run."""
+    """Write trials.csv and, where wanted, report.html; return the result. `repeat` returns the command of a run."""
     trials, endings = directory.trials, directory.endings
     summaries = statistics.summarize(trials, endings, plan.metric, plan.mode, plan.validation_samples)
     front = front_of(trials, endings, plan.modes)
@@ -124,7 +125,8 @@ def conclude(
         title=f"Sweep {directory.path.resolve().name}",
         hurries=lambda: signals.caught() is not None or (stopped is not None and stopped.signal != ""),
     )
-    write_report(directory.path / REPORT, report)
+    if writes_report:
+        write_report(directory.path / REPORT, report)
     comparisons = statistics.compare(summaries, endings, plan.metric, plan.mode)
     last = sorted(statistics.last_endings(endings), key=lambda ending: ending.run.number)
     failed = next((ending.exit_code or int(ExitCode.INTERNAL) for ending in last if not ending.status.is_success), 0)

@@ -107,7 +107,19 @@ _FIXED = {
 _ARGUMENTS = "model.arguments"
 # Fields that do not decide results: a sweep may go on with others.
 _INDIFFERENT = (
-    *("out", "verbose", "progress", "debug", "share_gpu", "gpu_select", "comm", "bucket_mb", "comm_dtype", "seed"),
+    *(
+        "out",
+        "verbose",
+        "progress",
+        "debug",
+        "report",
+        "share_gpu",
+        "gpu_select",
+        "comm",
+        "bucket_mb",
+        "comm_dtype",
+        "seed",
+    ),
     *("shard_optimizer", "shard_weights", "mesh", "stages", "microbatches"),
     *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
 )
@@ -265,9 +277,10 @@ def sweep(config: Config, ranks: Communicator, parsed: argparse.Namespace) -> in
             facts={"command": f"python -m dptrain {shlex.join(sys.argv[1:])}", "data": data.name},
             repeat=lambda setting, run: _repeat(out, recipe, setting, run, capacity),
             files={"config.yaml": to_yaml(dataclasses.replace(config, out=None))},
+            writes_report=config.report,
         )
         if ranks.rank == 0 and config.verbose != 0:
-            _show_result(result, requested.space, str(out) if is_kept else None)
+            _show_result(result, requested.space, str(out) if is_kept else None, has_report=config.report)
     return result.exit_code
 
 
@@ -528,7 +541,7 @@ def _show_time(
     )
 
 
-def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
+def _show_result(result: SweepResult, space: Space, out: str | None, *, has_report: bool) -> None:
     shown, others = result.ranking[:10], [*result.modes][1:]
     for place, number in enumerate(shown, 1):
         trial = result.trials[number]
@@ -544,7 +557,8 @@ def _show_result(result: SweepResult, space: Space, out: str | None) -> None:
         say(sentence)
     where = "Fast dev run: everything works (results written and removed)" if out is None else f"Results in {out}"
     models = f", {len(result.models)} in {MODELS}/" if result.models else ""
-    say(where if out is None else f"{where}: report.html, trials.csv, results.jsonl{models}")
+    report = "report.html, " if has_report else ""
+    say(where if out is None else f"{where}: {report}trials.csv, results.jsonl{models}")
     if result.stopped and out is not None:
         say(f"stopped ({result.stopped}): start again with --out {out} to continue")
 

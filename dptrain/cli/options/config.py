@@ -638,7 +638,9 @@ class Config(Checked):
         "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
     )
     report: bool = _field(
-        True, "write report.html, a page about the model's quality on held-out samples, at the end", "report"
+        True,
+        "write report.html, a page about the model's quality on held-out samples or about a sweep, at the end",
+        "report",
     )
     fast_dev_run: bool = _field(
         False, "run two steps and a small evaluation, to check that everything works", "fast-dev-run"
@@ -726,6 +728,7 @@ def verbosity(config: Config) -> str | int:
 
 # Fields that checkpoints and sweeps of earlier versions lack: omitted if they have no effect.
 _LATER: dict[str, dict[str, Any]] = {
+    "data": {"dates": [], "na": ["default"], "decimal": "auto", "rare": None, "repair_header": False, "auto": False},
     "model": {"function": None, "arguments": {}, "digest": None},
     "optimizer": {"schedule": None},
     "train": {"loss": None, "early_stopping": None, "monitor": "val_loss"},
