@@ -72,12 +72,13 @@ def held_out_outputs(model: "Model", split: "Split", batch_size: int) -> Any:
 
 def show(report: dict[str, Any]) -> None:
     """Print a line a class, and the confusion matrix if it is small."""
-    from rich.table import Table
     from rich.text import Text
 
     names, matrix = [printable(name) for name in report["names"]], report["confusion"]
     is_shown = len(names) <= _MOST_SHOWN
-    table = Table("class", "samples", "precision", "recall", "F1", *(_column_titles(names) if is_shown else ()))
+    table = terminal.table(
+        "class", "samples", "precision", "recall", "F1", *(_column_titles(names) if is_shown else ())
+    )
     for row, name in enumerate(names):
         numbers = [f"{report[key][row]:.4g}" for key in ("precision", "recall", "f1")]
         cells = [name, f"{sum(matrix[row]):,}", *numbers, *(map(str, matrix[row]) if is_shown else ())]
@@ -85,7 +86,7 @@ def show(report: dict[str, Any]) -> None:
     means = [f"{float(np.mean(report[key])):.4g}" for key in ("precision", "recall", "f1")]
     table.add_section()
     table.add_row("mean", f"{sum(map(sum, matrix)):,}", *means, *([""] * len(names) if is_shown else ()))
-    terminal.console().print(table)
+    terminal.show_table(table)
 
 
 def _column_titles(names: Sequence[str]) -> list[str]:

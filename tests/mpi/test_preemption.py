@@ -48,7 +48,7 @@ def signalled(start: list[str], number: int, one_rank: bool, cwd: Path) -> tuple
     """Send a signal to a training, or to its highest rank, after the first epoch; return exit code and stderr."""
 
     def send(process: subprocess.Popen[str], lines: list[str]) -> None:
-        ranks = [int(match[1]) for line in lines if (match := re.search(r"│ (\d+) +│ CPU", line))]
+        ranks = [int(match[1]) for line in lines if (match := re.search(r"(\d+):? +CPU", line))]
         os.kill(ranks[-1] if one_rank else process.pid, number)
         (cwd / "sent").touch()
 

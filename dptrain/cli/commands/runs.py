@@ -2,7 +2,7 @@
 
 import argparse
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from dptrain.cli.run_records import RunRecord
     from dptrain.comm import Communicator
 
-# The most named entries that are not runs, and columns of metrics.
-_NAMED, _METRICS = 10, 3
+# The most named entries that are not runs, columns of metrics, and columns before these.
+_NAMED, _METRICS, _FIXED = 10, 3, 5
 # Characters at most of a cell of the table.
 _CELL = 500
 _PLAIN_KEYS = ("name", "when", "state", "epochs", "seconds")
@@ -64,7 +64,7 @@ def _show(parsed: argparse.Namespace) -> None:
         print(json.dumps({"runs": [_plain(record) for record in records], "others": listed}, indent=2, default=str))
         return
     if records:
-        terminal.console().print(_table(records, metric))
+        _print_table(records, metric)
     else:
         terminal.say(f"no runs in {folder}")
     for name, why in others[:_NAMED]:
@@ -152,34 +152,52 @@ def _names(paths: Sequence[str]) -> list[str]:
     return [flags.get(path, path.rpartition(".")[2]) for path in paths]
 
 
-def _table(records: "Sequence[RunRecord]", metric: str) -> "Table":
-    from rich.table import Table
+def _print_table(records: "Sequence[RunRecord]", metric: str) -> None:
+    """Print the table, without the columns for which the window is too narrow."""
+    table, titles = _table(records, metric, ()), _titles(records, metric)
+    hidden: list[str] = []
+    columns = terminal.window()
+    droppable = ["best", "when", *reversed([title for title in titles[_FIXED:-1] if title != metric]), "epochs"]
+    while columns is not None and droppable and terminal.natural_width(table) > columns:
+        hidden.append(droppable.pop(0))
+        table = _table(records, metric, hidden)
+    terminal.show_table(table)
+    if hidden:
+        terminal.say(f"not shown, for {columns} columns: {', '.join(map(_cut, hidden))}; --json has all")
 
+
+def _titles(records: "Sequence[RunRecord]", metric: str) -> list[str]:
+    keys = dict.fromkeys(key for record in records for key in record.metrics)
+    shown = [key for key in keys if key.startswith("val_") and key != metric][:_METRICS]
+    if metric in keys:  # what the table is sorted by
+        shown = [metric, *shown[: _METRICS - 1]]
+    return ["run", "when", "state", "epochs", "settings that differ", *shown, "best"]
+
+
+def _table(records: "Sequence[RunRecord]", metric: str, hidden: Collection[str]) -> "Table":
+    """Return the table of runs without hidden columns."""
     from dptrain.cli.run_records import defaults
     from dptrain.sweeps.reporting import formatting
 
     paths = [path for path in differing(records) if path not in ("train.epochs", "model.digest")]
     names, usual = _names(paths), defaults()
-    keys = dict.fromkeys(key for record in records for key in record.metrics)
-    shown = [key for key in keys if key.startswith("val_") and key != metric][:_METRICS]
-    if metric in keys:  # what the table is sorted by
-        shown = [metric, *shown[: _METRICS - 1]]
-    table = Table("run", "when", "state", "epochs", "settings that differ", *map(_cut, shown), "best")
+    titles = _titles(records, metric)
+    table = terminal.table(*(_cut(title) for title in titles if title not in hidden))
     for record in records:
         # Defaults are not shown.
         values = ((name, record.settings.get(path), usual.get(path)) for name, path in zip(names, paths, strict=True))
         changed = {name: value for name, value, default in values if value != default}
         total = "" if record.planned is None else f"/{record.planned}"
-        _add_row(
-            table,
+        cells = [
             record.name,
             record.started[:16].replace("T", " "),
             record.state,
             f"{record.epochs}{total}",
             formatting.described(changed),
-            *(formatting.number(record.metrics.get(key)) for key in shown),
+            *(formatting.number(record.metrics.get(key)) for key in titles[_FIXED:-1]),
             _best(record.best),
-        )
+        ]
+        _add_row(table, *(cell for title, cell in zip(titles, cells, strict=True) if title not in hidden))
     return table
 
 
@@ -196,8 +214,6 @@ def _cut(text: str) -> str:
 
 
 def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
-    from rich.table import Table
-
     from dptrain.cli.curves import draw_comparison
     from dptrain.cli.run_records import read_epochs, read_run
     from dptrain.runtime.storage.files import write_atomically
@@ -210,7 +226,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
         raise ConfigError(f"--picture {picture}: expected a file that ends in .png")
     records = [read_run(place) for place in places]
     titles = [printable(title) for title in _distinct(records, names)]
-    table = Table("", *titles)
+    table = terminal.table("", *titles)
     paths = differing(records)
     for name, path in zip(_names(paths), paths, strict=True):
         _add_row(table, name, *(formatting.brief(record.settings.get(path)) for record in records))
@@ -223,7 +239,7 @@ def _compare(folder: Path, names: Sequence[str], picture: str | None) -> None:
             _add_row(table, key, *(formatting.number(record.metrics.get(key)) for record in records))
     if any(record.best for record in records):
         _add_row(table, "best", *(_best(record.best) for record in records))
-    terminal.console().print(table)
+    terminal.show_table(table)
     drawn = draw_comparison({title: read_epochs(record.path) for title, record in zip(titles, records, strict=True)})
     if isinstance(drawn, str):
         terminal.say(drawn)

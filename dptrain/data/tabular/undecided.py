@@ -61,6 +61,8 @@ def _message(where: str, problems: Sequence[Problem], options: TableOptions) -> 
         )
         if words := [problem.name for problem in gaps if problem.has_words]:
             texts[-1] += f"; {option('categorical', words)} keeps words such as NA as values"
+    if len(texts) == 1:
+        return f"{where}: {texts[0]}"
     mends = [problem.error.mend for problem in problems if problem.error.mend is not None]
     settled = f"--auto settles them, or {options_of(mends, options)}"
     if len(mends) < len(problems):

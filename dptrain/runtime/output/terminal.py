@@ -21,6 +21,7 @@ from dptrain.runtime.launch.launcher import detect_launch
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
 Progress = Literal["live", "lines", "none"]
 
@@ -30,8 +31,8 @@ VARIABLE = "DPTRAIN_PROGRESS"
 VERBOSITY: dict[str, int] = {"none": 0, "live": 1, "lines": 2}
 # A space at which no line ends.
 NO_BREAK = "\0"
-# Width of a terminal that does not tell it.
-_COLUMNS = 80
+# Width of a terminal that does not tell it, and of what is no terminal.
+_COLUMNS, _WIDEST = 80, 1000
 
 
 _is_interactive = True
@@ -129,7 +130,39 @@ def console(file: TextIO | None = None, *, live: bool = False) -> "Console":
     if columns is None and live and not ends_in_file(file):
         columns = _environment_columns() or _COLUMNS
     # A file has room for any row.
-    return Console(file=file, highlight=False, force_terminal=columns is not None, width=columns or 1000)
+    return Console(file=file, highlight=False, force_terminal=columns is not None, width=columns or _WIDEST)
+
+
+def table(*titles: str) -> "Table":
+    """Return a table for standard output, without box drawing off a terminal: a search finds its cells in a file."""
+    from rich.table import Table
+
+    if terminal_columns() is not None:
+        return Table(*titles)
+    return Table(*titles, box=None, padding=(0, 2, 0, 0), pad_edge=False)
+
+
+def show_table(table: "Table") -> None:
+    """Print a table on standard output; without blanks at the ends of lines off a terminal."""
+    if terminal_columns() is not None:
+        console().print(table)
+        return
+    writer = console()
+    with writer.capture() as captured:
+        writer.print(table)
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()), flush=True)
+
+
+def window() -> int | None:
+    """Return how many columns standard output may take: the terminal's, or COLUMNS; None for any number."""
+    return terminal_columns() or _environment_columns() or None
+
+
+def natural_width(table: "Table") -> int:
+    """Return how many columns a table takes with each row on a line."""
+    from rich.console import Console
+
+    return Console(width=_WIDEST).measure(table).maximum
 
 
 def _environment_columns() -> int:

@@ -255,7 +255,8 @@ def test_a_table_with_gaps_is_filled_as_in_the_training(capfd, tmp_path):
     (tmp_path / "t.csv").write_text("\n".join(["n,c,y", *rows]))
     run = tmp_path / "run"
     train = ("--data", tmp_path / "t.csv", "--target", "y", "--epochs", 1, "--hidden", 3, "--out", run)
-    assert "row 2, column 'c': no value" in (message := refused(capfd, 65, *train, "--verbose", 0))
+    expected = "2 columns miss values: n (12), c (7); fill them in"
+    assert expected in (message := refused(capfd, 65, *train, "--verbose", 0))
     assert "--missing mean" in message
     assert "column 'n': 12 of 60 values are missing" in ask(capfd, *train, "--missing", "mean")
     (tmp_path / "new.csv").write_text("n,c\n,a\n3,\n,\n")

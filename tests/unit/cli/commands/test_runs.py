@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import re
 import time
 
 import pytest
@@ -74,13 +75,29 @@ def test_a_run_that_goes_on_is_running(tmp_path):
         assert read_run(run.path).state == "interrupted"
 
 
+def table_of(out):
+    """Return the cells of a table's lines; empty cells are left out."""
+    return [re.split(r"  +", line.strip()) for line in out.splitlines()]
+
+
+@pytest.mark.parametrize(
+    ("columns", "hidden"), [(200, []), (80, ["best", "when"]), (60, ["best", "when", "val_accuracy"])]
+)
+def test_the_table_fits_the_window(folder, capfd, monkeypatch, columns, hidden):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    out = shown(capfd, folder, "--sort", "val_loss")
+    assert max(map(len, out.splitlines()[:4])) <= columns
+    assert {"best", "when", "val_accuracy"} - set(table_of(out)[0]) == set(hidden)
+    assert (f"not shown, for {columns} columns: {', '.join(hidden)}; --json has all" in out) == bool(hidden)
+    assert not set("│┃━") & set(out), "no box in a file"
+
+
 def test_the_table_has_what_differs(folder, capfd):
-    lines = shown(capfd, folder).splitlines()[3:-1]
-    cells = [[cell.strip() for cell in line.strip("│").split("│")] for line in lines]
+    cells = table_of(shown(capfd, folder))[1:]
     assert [row[0] for row in cells[:2]] == ["a", "b"], "by time"
     assert cells[0][2:] == ["finished", "2/5", "dropout=0.5, units=8", "0.5", "0.5", "val_loss 0.5 in epoch 2"]
     assert cells[1][4] == "learning_rate=0.1"
-    assert cells[2][2:5] == ["interrupted", "1/5", ""]
+    assert cells[2][2:4] == ["interrupted", "1/5"]
 
 
 @pytest.mark.parametrize(
@@ -107,8 +124,8 @@ def test_a_metric_of_the_users_is_sorted_as_the_run_has_recorded_it(tmp_path, ca
     assert order("val_ours:max") == "bac"
     expected = "--sort 'val_ours': its direction is unknown: --sort val_ours:max or val_ours:min"
     assert expected in shown(capfd, tmp_path, "--sort", "val_ours", code=2)
-    lines = shown(capfd, tmp_path, "--sort", "val_other:max").splitlines()
-    assert lines[1].split("┃")[6].strip() == "val_other", "the column it is sorted by comes first"
+    titles = table_of(shown(capfd, tmp_path, "--sort", "val_other:max"))[0]
+    assert titles[5] == "val_other", "the column it is sorted by comes first"
 
 
 def test_what_is_no_run_is_named_and_left_alone(folder, capfd):
@@ -192,7 +209,7 @@ def test_one_bad_folder_is_one_line_and_the_rest_goes_on(folder, capfd):
     start = time.process_time()
     out = shown(capfd, folder, "--sort", "val_loss")
     assert time.process_time() - start < 5
-    assert [name for name in ("a", "b", "digits", "started", "long", "name\\udcff") if f"│ {name} " not in out] == []
+    assert [name for name in ("a", "b", "digits", "started", "long", "name\\udcff") if f"\n{name} " not in out] == []
     assert max(out.count(f"c{n},") for n in (50_000, 99_000)) == 0, "a cell shows its beginning"
     assert out.count("\n") < 200
     assert "number: damaged: config.yaml" in out
@@ -218,7 +235,7 @@ def test_comparing_two_shows_and_draws_what_differs(folder, capfd, monkeypatch):
     monkeypatch.setattr(curves, "draw_comparison", lambda runs: drawings.update(runs) or b"picture")
     monkeypatch.chdir(folder)
     out = shown(capfd, ".", "--compare", "a", folder / "b")
-    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in out.splitlines()]
+    rows = table_of(out)
     for row in (
         ["learning_rate", "none", "0.1"],
         ["units", "8", "none"],
