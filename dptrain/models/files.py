@@ -4,7 +4,6 @@ import inspect
 import json
 import warnings
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
@@ -152,7 +151,7 @@ class Files(BaseModel):
         """
         formats: dict[str, Callable[[Any], bytes]] = {
             "program": encode_program,
-            "generation": partial(_encode_generation, length=length),
+            "generation": lambda model: model._encode_generation(length),
             "onnx": _encode_onnx,
         }
         encode = lookup("format", format, formats)
@@ -266,12 +265,6 @@ class Files(BaseModel):
             raise ConfigError(f"model {self.name!r} has no weights yet: call it on data, or build(input_shape), first")
         if any(layer._name is None for layer in self._flatten_layers()):  # it was called, but not in a step
             self._adopt(self._model_seed)
-
-
-def _encode_generation(model: Any, length: int | None) -> bytes:
-    from dptrain.models.generation.exporting import encode_generation  # above this module
-
-    return encode_generation(model, length)
 
 
 def _encode_onnx(model: Any) -> bytes:

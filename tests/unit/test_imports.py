@@ -60,7 +60,7 @@ ONLY_IN = {
     "wandb": "callbacks/wandb_metrics_logger.py",
     "h5py": "saving/keras_h5.py",
     "onnx": "saving/onnx_file.py",
-    "starlette": "cli/server/app.py",
+    "starlette": ("cli/server/app.py", "cli/server/generation.py"),
     "uvicorn": "cli/server/http_server.py",
     "h11": "cli/server/http_server.py",
     "prometheus_client": "cli/server/metrics.py",

@@ -18,6 +18,7 @@ _ENDINGS = {
     "onnx": (".onnx",),
     "safetensors": (".safetensors",),
     "program": (".program", ".dptrain", ".bin"),
+    "generation": (),
     "npz": (".npz",),
 }
 
@@ -28,9 +29,13 @@ def _add_options(parser: argparse.ArgumentParser) -> None:
         "--format",
         metavar="|".join(_ENDINGS),
         help="keras: the whole model; onnx: `predict` for ONNX Runtime; program: `predict` for "
-        "`dptrain.saving.load_program`; safetensors, npz: the weights by name (default: by the file's suffix)",
+        "`dptrain.saving.load_program`; generation: `generate`, likewise; "
+        "safetensors, npz: the weights by name (default: by the file's suffix)",
     )
     parser.add_argument("--out", dest="file", metavar="FILE", required=True, help="where to")
+    parser.add_argument(
+        "--length", type=int, metavar="N", help="of sequences of a generation, for models of any length"
+    )
     parser.add_argument("--overwrite", action="store_true", help="replace the file if it exists")
 
 
@@ -44,7 +49,10 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
     def check() -> str:
         if comm.rank == 0 and path.exists() and not parsed.overwrite:
             raise OutputError(f"{path} exists; --overwrite replaces it")
-        return _format(parsed.format, path)
+        kind = _format(parsed.format, path)
+        if parsed.length is not None and kind != "generation":
+            raise ConfigError(f"--length is for --format generation; found {kind}")
+        return kind
 
     kind = comm.agree("command line", check)
     model = load_served(config, comm, parsed)
@@ -61,7 +69,7 @@ def export(config: Config, comm: "Communicator", parsed: argparse.Namespace) -> 
     elif kind in ("keras", "safetensors"):
         (model.save if kind == "keras" else model.save_weights)(path)
     else:
-        model.export(path, kind)
+        model.export(path, kind, length=parsed.length)
     if comm.rank == 0:
         print(f"{path}: {kind}, {path.stat().st_size:,} bytes")
     return 0
@@ -75,6 +83,6 @@ def _format(name: str | None, path: Path) -> str:
         return by_ending
     if name not in _ENDINGS:
         raise ConfigError(f"--format {name}: expected one of {', '.join(_ENDINGS)}")
-    if name != "program" and name != by_ending:
+    if name not in ("program", "generation") and name != by_ending:
         raise ConfigError(f"--format {name} --out {path}: expected a file that ends in {_ENDINGS[name][0]}")
     return name

@@ -7,7 +7,6 @@ import numpy as np
 
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers.low_rank import merging
-from dptrain.models.generation.generating import Generating
 from dptrain.models.generation.requests import Exported, Request, Sampling
 from dptrain.models.generation.steps import generated
 from dptrain.program.dims import Dim
@@ -19,7 +18,7 @@ from dptrain.saving.program import packed
 _PROMPT = Request([np.zeros(1, np.int32)], 1, Sampling())
 
 
-def encode_generation(model: Generating, length: int | None = None) -> bytes:
+def encode_generation(model: Any, length: int | None = None) -> bytes:
     """Return the program of `generate`, for any number of prompts.
 
     Args:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from dptrain.batches.inputs import Samples, check_counts, evaluation_batches
 from dptrain.errors import ConfigError, DataError
 from dptrain.models.fitting import Fitting, in_turn
+from dptrain.models.generation.exporting import encode_generation
 from dptrain.models.generation.requests import Part, Request, Sampling, prompts_of, stops_of
 from dptrain.models.generation.steps import decoder_of, generated, state_of
 from dptrain.models.traces import noted
@@ -160,6 +161,10 @@ class Generating(Fitting):
                 raise ConfigError(request.too_long(f"not all have a vector ({error})")) from error
         request.check_vocabulary(classes)
         return length
+
+    def _encode_generation(self, length: int | None) -> bytes:
+        """Return the program of `generate` as the content of a file."""
+        return encode_generation(self, length)
 
     def _facts(self, length: int) -> Facts:
         """Return what a generation of this length needs; ConfigError or DataError if the model has none."""

@@ -55,7 +55,7 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
     begin, state = first * 0, decoder.start()
     if "position" in inputs:
         begin = maximum(max(inputs["position"]), 0)
-        first, state = maximum(first, begin), _state_at(begin, state, inputs)
+        first, state = maximum(first, begin), _state_at(decoder, begin, inputs)
     position, state = _prefilled(decoder, tokens, begin, first, state)
 
     def goes_on(position: Tensor, tokens: Tensor, ends: Tensor, *state: Tensor) -> Tensor:
@@ -63,17 +63,15 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         return less(position + 1, max(until))
 
     def step(position: Tensor, tokens: Tensor, ends: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
-        logits, following = decoder.step(_part(tokens, position, 1), position, _unpacked(decoder, tensors))
+        logits, following = decoder.step(_part(tokens, position, 1), position, decoder.unpacked(tensors))
         token = _chosen(logits[:, 0], inputs, minimum(position + 1, length - 1))
         writes = logical_and(less(position + 1, ends), less(lengths, position + 2))
         at_next = logical_and(equal(places, position + 1), expand_dims(writes, -1))
         tokens = where(at_next, expand_dims(token, -1), tokens)
         stopped = logical_and(writes, _is_any(token, inputs["stops"]))
-        return (position + 1, tokens, where(stopped, position + 2, ends), *following.caches, *following.carries)
+        return (position + 1, tokens, where(stopped, position + 2, ends), *following)
 
-    position, tokens, ends, *tensors = while_loop(
-        goes_on, step, (position, tokens, ends, *state.caches, *state.carries)
-    )
+    position, tokens, ends, *tensors = while_loop(goes_on, step, (position, tokens, ends, *state))
     outputs = {"tokens": tokens, "ends": ends}
     if "position" in inputs:
         outputs["position"] = lengths * 0 + position
@@ -86,8 +84,7 @@ def state_of(decoder: Decoder) -> dict[str, tuple[tuple[int, ...], str]] | None:
 
     Halves travel as float32. None if something does not belong to rows.
     """
-    state = decoder.start()
-    tensors = [*state.caches, *state.carries]
+    tensors = list(decoder.start())
     if any(row_axis(tensor.shape) is None for tensor in tensors):
         return None
     with_rows = [_rows_first(tensor) for tensor in tensors]
@@ -108,7 +105,7 @@ def _rows_first(tensor: Tensor) -> Tensor:
     return transpose(tensor, [axis, *(other for other in range(tensor.ndim) if other != axis)]) if axis else tensor
 
 
-def _state_at(begin: Tensor, state: State, inputs: Inputs) -> State:
+def _state_at(decoder: Decoder, begin: Tensor, inputs: Inputs) -> State:
     """Return the state of an earlier part, or at position 0 that of the beginning."""
 
     def given(name: str, first: Tensor) -> Tensor:
@@ -117,9 +114,8 @@ def _state_at(begin: Tensor, state: State, inputs: Inputs) -> State:
             tensor = transpose(tensor, [*range(1, axis + 1), 0, *range(axis + 1, tensor.ndim)])
         return where(equal(begin, 0), first, tensor)
 
-    tensors = [*state.caches, *state.carries]
-    moved = [given(name, first) for name, first in zip(_names(tensors), tensors, strict=True)]
-    return State(tuple(moved[: len(state.caches)]), tuple(moved[len(state.caches) :]))
+    tensors = list(decoder.start())
+    return decoder.unpacked([given(name, first) for name, first in zip(_names(tensors), tensors, strict=True)])
 
 
 def _prefilled(decoder: Decoder, tokens: Tensor, begin: Tensor, first: Tensor, state: State) -> tuple[Tensor, State]:
@@ -136,16 +132,11 @@ def _prefilled(decoder: Decoder, tokens: Tensor, begin: Tensor, first: Tensor, s
 
     def step(position: Tensor, *tensors: Tensor) -> tuple[Tensor, ...]:
         at = minimum(position, decoder.length - block)
-        _, following = decoder.step(_part(tokens, at, block), at, _unpacked(decoder, tensors))
-        return (position + block, *following.caches, *following.carries)
+        _, following = decoder.step(_part(tokens, at, block), at, decoder.unpacked(tensors))
+        return (position + block, *following)
 
-    position, *tensors = while_loop(goes_on, step, (begin, *state.caches, *state.carries))
-    return position if state.carries else first, _unpacked(decoder, tensors)
-
-
-def _unpacked(decoder: Decoder, tensors: Any) -> State:
-    count = decoder.caches
-    return State(tuple(tensors[:count]), tuple(tensors[count:]))
+    position, *tensors = while_loop(goes_on, step, (begin, *state))
+    return position if state.carries else first, decoder.unpacked(tensors)
 
 
 def _part(tokens: Tensor, position: Tensor, count: int) -> Tensor:

@@ -6,7 +6,7 @@ a cache, into which each step writes its part; a loop over time, such as a recur
 is computed for the step's positions alone.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,10 +36,16 @@ Laters = Mapping[TimeAxis, Later]
 
 @dataclass(frozen=True)
 class State:
-    """What steps leave for later ones: `caches` of all positions, `carries` of loops, in the decoder's order."""
+    """What steps leave for later ones: `caches` of all positions, `carries` of loops, in the decoder's order.
+
+    It is iterable: the tensors that a loop carries, see `Decoder.unpacked`.
+    """
 
     caches: tuple[Tensor, ...]
     carries: tuple[Tensor, ...]
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter((*self.caches, *self.carries))
 
 
 class Decoder:
@@ -78,11 +84,6 @@ class Decoder:
             raise self._refusal(logits)
 
     @property
-    def caches(self) -> int:
-        """Number of caches."""
-        return len(self._cached)
-
-    @property
     def classes(self) -> int:
         """Number of tokens among which the logits choose."""
         return int(self._logits.shape[-1])
@@ -91,6 +92,11 @@ class Decoder:
         """Return the state before the first position."""
         caches = tuple(zeros(tensor.shape, tensor.dtype) for tensor, _ in self._cached)
         return State(caches, tuple(carry for loop in self._loops for carry in self._begun(loop)))
+
+    def unpacked(self, tensors: Sequence[Tensor]) -> State:
+        """Return the state that consists of these tensors."""
+        count = len(self._cached)
+        return State(tuple(tensors[:count]), tuple(tensors[count:]))
 
     def step(self, tokens: Tensor, position: Tensor, state: State) -> tuple[Tensor, State]:
         """Return the logits of tokens (rows, count) from a position on, (rows, count, classes), and the new state."""
@@ -270,9 +276,9 @@ class Decoder:
         name = "" if tensor.op is None else tensor.op.label
         where = f"layer {tensor.name!r}" if tensor.name else "the model"
         return ConfigError(
-            f"generate: {where} ({name}) mixes the positions of a sequence in a way that has no cache, or "
-            "lets a position see later ones; use attention with use_causal_mask=True, recurrent layers that go forwards, and layers "
-            "that compute each position alone"
+            f"generate: {where} ({name}) mixes the positions of a sequence in a way that has no cache, or lets a "
+            "position see later ones; use attention with use_causal_mask=True, recurrent layers that go forwards, and "
+            "layers that compute each position alone"
         )
 
     @staticmethod

@@ -8,6 +8,7 @@ import pytest
 import dptrain as dp
 from dptrain import layers, ops
 from dptrain.errors import ConfigError, DataError
+from dptrain.ops.decoding import Decoder, most_probable
 from dptrain.random import Purpose, stream
 
 LENGTH, TOKENS, WIDTH = 12, 13, 8
@@ -448,3 +449,32 @@ def test_a_stream_has_the_same_tokens(kind):
     assert list(model.generate([1, 2], 0, stream=True)) == []
     with pytest.raises(ConfigError, match="stream=True takes a single prompt; found 2"):
         model.generate([[1], [2]], 3, stream=True)
+
+
+class OfOwnLoop(OfAnyLength):
+    """Writes greedily after the first token, by a loop as the documentation has it."""
+
+    def predict_step(self, data):
+        tokens, count = data, 8
+        decoder = Decoder(tokens, self(tokens))
+
+        def step(position, token, text, *state):
+            logits, state = decoder.step(token, position, decoder.unpacked(state))
+            token = most_probable(logits[:, 0])[:, None]
+            return position + 1, token, ops.where(np.arange(tokens.shape[1]) == position + 1, token, text), *state
+
+        start = (np.int32(0), tokens[:, :1], tokens, *decoder.start())
+        return ops.while_loop(lambda position, *_: position < count, step, start)[2]
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_a_loop_of_ones_own(compiled):
+    model = OfOwnLoop()
+    tokens = np.zeros((3, 10), np.int32)
+    tokens[:, 0] = [4, 2, 9]
+    model(tokens)
+    weighted(model)
+    model.compile(jit_compile=compiled)
+    texts = np.asarray(model.predict(tokens, verbose=0))
+    expected = model.generate(tokens[:, :1], 8, temperature=0)
+    np.testing.assert_array_equal(texts[:, :9], expected)
