@@ -7,6 +7,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import layers, ops
+from dptrain.cli.main import main
 from dptrain.errors import ConfigError, DataError
 from dptrain.ops.decoding import Decoder, most_probable
 from dptrain.random import Purpose, stream
@@ -478,3 +479,18 @@ def test_a_loop_of_ones_own(compiled):
     texts = np.asarray(model.predict(tokens, verbose=0))
     expected = model.generate(tokens[:, :1], 8, temperature=0)
     np.testing.assert_array_equal(texts[:, :9], expected)
+
+
+def test_the_command_line_exports_a_generation(tmp_path, capsys):
+    model = weighted(recurrent("gru"))
+    model.compile(jit_compile=False)
+    model.save(tmp_path / "gru.keras")
+    out = str(tmp_path / "gru.program")
+    command = ["export", str(tmp_path / "gru.keras"), "--out", out]
+    assert main([*command, "--length", "9"]) == 2
+    assert "--length is for --format generation; found program" in capsys.readouterr().err
+    assert main([*command, "--format", "generation"]) == 2
+    assert "pass length=" in capsys.readouterr().err
+    assert main([*command, "--format", "generation", "--length", "9"]) == 0
+    text = dp.saving.load_program(out, jit_compile=False).generate([1, 2], 7, seed=1)
+    np.testing.assert_array_equal(text, model.generate([1, 2], 7, seed=1))
