@@ -1,6 +1,7 @@
 """The program of `Model.generate` in a file, and a generation by it."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -44,7 +45,8 @@ def encode_generation(model: Any, length: int | None = None) -> bytes:
     inputs = {name: ((rows, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
 
     def function(*tensors: Tensor) -> Mapping[str, Tensor]:
-        return model._in_step(lambda named: generated(model, named))(dict(zip(inputs, tensors, strict=True)))
+        outputs: dict[str, Tensor] = model._in_step(partial(generated, model))(dict(zip(inputs, tensors, strict=True)))
+        return outputs
 
     with merging(model.weights):
         program = trace(function, inputs)
