@@ -127,7 +127,9 @@ class ExportedProgram:
         request = Request(prompts, max_new_tokens, Sampling(temperature, top_k, top_p, stops_of(stop), seed))
         request.length(exported.length)
         request.check_vocabulary(exported.tokens)
-        texts = request.texts(self(request.arrays(exported.length, self._expected["uniform"][1], exported)))
+        if len(request.sampling.stop) > exported.stops:
+            raise ConfigError(f"generate: stop={short(stop)}; an exported program takes {exported.stops}")
+        texts = request.texts(self(request.arrays(exported.length, self._expected["uniform"][1], draws=True)))
         return texts[0] if is_single else texts
 
     def _run(self, arrays: dict[str, Array]) -> dict[str, Array]:

@@ -3,6 +3,7 @@
 import hashlib
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -124,7 +125,15 @@ def describe(model: Model, name: str, version: str) -> ServedModel:
         break
     if not outputs:
         raise DataError(f"{name}: the model predicts nothing from zeros of any length tried ({_LENGTHS})")
+    _generate(model)
     return ServedModel(model, name, version, inputs, outputs, joins)
+
+
+def _generate(model: Model) -> None:
+    """Prepare a model of tokens for requests that generate."""
+    with suppress(Exception):  # it has no tokens; a user's layer may raise anything
+        for temperature in (0.0, 1.0):
+            list(model.generate([0], 1, temperature, seed=0, stream=True))
 
 
 def _symbols(model: Model) -> Any:

@@ -8,7 +8,7 @@ import numpy as np
 
 from dptrain.errors import ConfigError, DataError
 from dptrain.layers.low_rank import merging
-from dptrain.models.generation.requests import Exported, Request, Sampling
+from dptrain.models.generation.requests import STOPS, Exported, Request, Sampling
 from dptrain.models.generation.steps import generated
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
@@ -38,9 +38,9 @@ def encode_generation(model: Any, length: int | None = None) -> bytes:
         raise ConfigError(f"export: length={length}, but the model sees {context} positions")
     length = length or context
     assert length is not None
-    exported = Exported(length, model._facts(length).tokens)
+    exported = Exported(length, model._facts(length).tokens, STOPS)
     dtype = model._drawing_dtype
-    arrays = _PROMPT.arrays(length, dtype, exported)
+    arrays = _PROMPT.arrays(length, dtype, draws=True)
     rows = Dim.rows(2)
     inputs = {name: ((rows, *array.shape[1:]), array.dtype) for name, array in arrays.items()}
 

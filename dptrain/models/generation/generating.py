@@ -139,7 +139,7 @@ class Generating(Fitting):
     @property
     def _context(self) -> int | None:
         """Number of positions that the model takes; None for any."""
-        if self._graph is None:
+        if self._graph is None or self._takes_any_size:
             return None
         symbols = tree.leaves(self._graph.inputs)
         if len(symbols) != 1 or symbols[0].ndim != 2:

@@ -14,6 +14,8 @@ from dptrain.runtime.text import short
 
 Array = npt.NDArray[Any]
 
+# Tokens that end a text travel in groups of so many.
+STOPS = 8
 # The shortest sequence of a model that takes any length; longer ones are twice, four times, ... as long, so that few
 # programs serve all lengths.
 _LEAST_LENGTH = 32
@@ -129,34 +131,29 @@ class Request:
         if wrong := [token for token in self.sampling.stop if not 0 <= token < classes]:
             raise ConfigError(f"generate: stop={wrong[0]} is no token of the model, which knows 0 to {classes - 1}")
 
-    def arrays(self, length: int, dtype: str, exported: "Exported | None" = None) -> dict[str, Array]:
+    def arrays(self, length: int, dtype: str, *, draws: bool | None = None) -> dict[str, Array]:
         """Return the inputs of the program, see `steps.generated`; `dtype` of what tokens are drawn with.
 
-        An exported program has all inputs, and so many stops.
+        `draws` is whether the program can draw, by default whether it must.
         """
         sampling, rows = self.sampling, len(self.prompts)
-        top_k, top_p, most = sampling.top_k, sampling.top_p, max(len(sampling.stop), 1)
-        if exported is not None:
-            if len(sampling.stop) > exported.stops:
-                raise ConfigError(f"generate: stop={short(sampling.stop)}; an exported program takes {exported.stops}")
-            top_k, top_p, most = top_k or exported.tokens, top_p or 1.0, exported.stops
         tokens = np.zeros((rows, length), np.int32)
         for row, prompt in zip(tokens, self.prompts, strict=True):
             row[: len(prompt)] = prompt
         lengths = np.array([len(prompt) for prompt in self.prompts], np.int32)
-        stops = np.full((rows, most), -1, np.int32)
+        stops = np.full((rows, max(-(-len(sampling.stop) // STOPS), 1) * STOPS), -1, np.int32)
         stops[:, : len(sampling.stop)] = sampling.stop
         arrays = {"tokens": tokens, "lengths": lengths, "ends": lengths + np.int32(self.max_new_tokens), "stops": stops}
-        if not sampling.draws and exported is None:
+        if not (sampling.draws if draws is None else draws):
             return arrays
-        draws = [stream(sampling.seed, Purpose.GENERATION, row).random(length, np.float32) for row in range(rows)]
-        arrays["uniform"] = np.asarray(draws, dtype)
-        arrays["temperature"] = np.full(rows, sampling.temperature, dtype)
-        if top_k is not None:
-            arrays["top_k"] = np.full(rows, min(top_k, np.iinfo(np.int32).max), np.int32)
-        if top_p is not None:
-            arrays["top_p"] = np.full(rows, top_p, dtype)
-        return arrays
+        uniform = [stream(sampling.seed, Purpose.GENERATION, row).random(length, np.float32) for row in range(rows)]
+        most = np.iinfo(np.int32).max
+        return arrays | {
+            "uniform": np.asarray(uniform, dtype),
+            "temperature": np.full(rows, sampling.temperature, dtype),
+            "top_k": np.full(rows, most if sampling.top_k is None else min(sampling.top_k, most), np.int32),
+            "top_p": np.full(rows, 1 if sampling.top_p is None else sampling.top_p, dtype),
+        }
 
     @staticmethod
     def texts(outputs: Mapping[str, Array]) -> list[Array]:
@@ -193,7 +190,7 @@ class Exported(NamedTuple):
 
     length: int
     tokens: int
-    stops: int = 8
+    stops: int
 
 
 def _no_prompt(prompt: Any) -> DataError:

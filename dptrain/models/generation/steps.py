@@ -9,7 +9,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.branches import cond
 from dptrain.ops.decoding import Decoder, State, most_probable, sampled
-from dptrain.ops.elementwise import cast, equal, greater, less, logical_and, maximum, minimum, where
+from dptrain.ops.elementwise import cast, equal, greater, less, logical_and, logical_or, maximum, minimum, where
 from dptrain.ops.indexing import take_at_axis
 from dptrain.ops.loops import while_loop
 from dptrain.ops.manipulation import expand_dims, transpose
@@ -44,7 +44,7 @@ def generated(model: Any, inputs: Inputs) -> dict[str, Tensor]:
         model: called on tokens.
         inputs: `tokens` (rows, length) with each row's prompt in front, `lengths` (rows,) of the prompts, `ends`
             (rows,) that rows reach at most, `stops` (rows, n) tokens after which a row ends; for drawn tokens `uniform`
-            (rows, length) and `temperature`, perhaps `top_k` and `top_p`, (rows,) each. A generation in parts has the
+            (rows, length) and `temperature`, `top_k` and `top_p`, (rows,) each. A generation in parts has the
             `position` where the last part ended and the end of this part, `until`, (rows,) each, and the last part's
             state, see `state_of`; it also returns position and state.
     """
@@ -147,10 +147,15 @@ def _chosen(logits: Tensor, inputs: Inputs, position: Tensor) -> Tensor:
     """Return each row's token for a position."""
     if "uniform" not in inputs:
         return most_probable(logits)
-    uniform, temperature = take_at_axis(inputs["uniform"], position, 1), inputs["temperature"]
+    uniform = take_at_axis(inputs["uniform"], position, 1)
+    temperature, top_k, top_p = (inputs[name] for name in ("temperature", "top_k", "top_p"))
     token: Tensor = cond(
         greater(max(temperature), 0),
-        lambda: sampled(logits, uniform, temperature, inputs.get("top_k"), inputs.get("top_p")),
+        lambda: cond(
+            max(logical_or(less(top_k, logits.shape[-1]), less(top_p, 1))),
+            lambda: sampled(logits, uniform, temperature, top_k, top_p),
+            lambda: sampled(logits, uniform, temperature),
+        ),
         lambda: most_probable(logits),
     )
     return token

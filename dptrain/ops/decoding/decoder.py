@@ -21,10 +21,12 @@ from dptrain.ops.manipulation import getitem, reshape, zeros
 from dptrain.ops.nn.attention import attend_heads
 from dptrain.ops.scan import SCAN
 from dptrain.ops.sorting.counting import slice_update
-from dptrain.program.body import body_of
+from dptrain.program.body import body_of, steps_of
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import ViewMap, lowering_of
+from dptrain.program.program import Program
 from dptrain.program.sharding.local import attributes_of_part
+from dptrain.program.steps import unrolled
 from dptrain.program.tensor import Node, Tensor
 
 # What a step needs of a tensor: its part along a time axis, all positions so far, or what belongs to the last one.
@@ -60,6 +62,7 @@ class Decoder:
     """
 
     def __init__(self, tokens: Tensor, logits: Tensor) -> None:
+        logits = _written_down(logits)
         self._tokens, self._logits, self.length = tokens, logits, int(tokens.shape[1])
         self._order = topological([logits])
         self._times: dict[Tensor, dict[TimeAxis, None]] = {}
@@ -284,6 +287,12 @@ class Decoder:
     @staticmethod
     def _begun(loop: Node) -> tuple[Tensor, ...]:
         return tuple(loop.inputs[: len(body_of(loop).carries)])
+
+
+def _written_down(logits: Tensor) -> Tensor:
+    """Return the tensor without loops of a single step, such as `remat` and branches."""
+    program = Program({}, {}, {"logits": logits}, {})
+    return unrolled(program, lambda loop: steps_of(loop) == 1).outputs["logits"]
 
 
 class _Step:

@@ -1,6 +1,7 @@
 """`Model.generate`: the tokens of a window that is computed anew for each, from caches."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -494,3 +495,44 @@ def test_the_command_line_exports_a_generation(tmp_path, capsys):
     assert main([*command, "--format", "generation", "--length", "9"]) == 0
     text = dp.saving.load_program(out, jit_compile=False).generate([1, 2], 7, seed=1)
     np.testing.assert_array_equal(text, model.generate([1, 2], 7, seed=1))
+
+
+def deferred():
+    return dp.Sequential([layers.Embedding(TOKENS, 8), layers.GRU(5, return_sequences=True), layers.Dense(TOKENS)])
+
+
+class Recomputing(OfAnyLength):
+    def call(self, ids):
+        x = self.table(ids)
+        return self.scores(x + dp.remat(lambda x: self.attention(x, x, use_causal_mask=True))(x))
+
+
+class LastOnly(OfAnyLength):
+    def call(self, ids):
+        return super().call(ids)[:, -1]
+
+
+def nested():
+    x = dp.Input((None, WIDTH))
+    block = dp.Model(x, layers.MultiHeadAttention(2, 4)(layers.BatchNormalization()(x), x, use_causal_mask=True))
+    tokens = dp.Input((None,))  # floating-point, as by default
+    x = layers.Embedding(TOKENS, WIDTH)(tokens)
+    return dp.Model(tokens, layers.TimeDistributed(layers.Dense(TOKENS))(x + block(x)))
+
+
+@pytest.mark.parametrize("make", [deferred, Recomputing, LastOnly, nested])
+def test_models_of_other_forms(make):
+    model = make()
+    model(np.zeros((2, 4), np.int32))
+    weighted(model)
+    model.compile(jit_compile=False)
+    assert lists(model.generate(PROMPTS, 6, temperature=0)) == recomputed(model, PROMPTS, 6, None)
+
+
+def test_threads_generate_beside_each_other():
+    model = weighted(gpt(blocks=1))
+    model.compile(jit_compile=False)
+    expected = [lists(model.generate(PROMPTS, 4, seed=seed)) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        texts = list(threads.map(lambda seed: lists(model.generate(PROMPTS, 4, seed=seed % 4)), range(12)))
+    assert texts == expected * 3
