@@ -172,6 +172,7 @@ OTHER_WAYS = {
     "buckets of shards": ["--bucket-mb", "0.01", "--train.shards_per_batch", "2"],
     "buckets, streamed samples": ["--bucket-mb", "0.01", "--data.device_mb", "0.4"],
     "NCCL": ["--bucket-mb", "0.03", "--comm", "nccl"],
+    "ZeRO-1 by NCCL, beside the next steps": ["--bucket-mb", "0.03", "--comm", "nccl", "--shard-optimizer"],
 }
 
 

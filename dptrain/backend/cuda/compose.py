@@ -3,7 +3,7 @@
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 from dptrain.backend.cuda.attention import attention_precision
@@ -33,7 +33,7 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
 from dptrain.program.schedule.loops import BUFFERS, repeat_of
-from dptrain.program.sharding.mesh import ALL_REDUCE
+from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE
 from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
     step_of,
@@ -231,6 +231,18 @@ class Composition:
     def fields(self) -> list[str]:
         """Names of a `Run`'s fields, in order."""
         return list(run_fields(self._kernels))
+
+    @cached_property
+    def late(self) -> set[Message]:
+        """Gathers of variables' new values alone, which nothing in the step reads: the next step's ops do."""
+        read = {operand for tensor in self.program.tensors for operand in tensor.inputs}
+        read |= set(self.program.outputs.values())
+        gathers = (message for messages in self.messages for message in messages if message.results[0].op is ALL_GATHER)
+        return {
+            message
+            for message in gathers
+            if all(result in self.targets and result not in read for result in message.results)
+        }
 
     @property
     def in_one_launch(self) -> list[int]:

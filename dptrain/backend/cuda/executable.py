@@ -38,7 +38,8 @@ from dptrain.backend.cuda.memory import DeviceArray, DeviceMemory, Pinned
 from dptrain.backend.cuda.packs import RunTable, Starts
 from dptrain.backend.cuda.tma import MAPS_BYTES, beside_messages, resident_blocks
 from dptrain.backend.cuda.transfers.host import PinnedMove
-from dptrain.backend.cuda.transfers.links import LinkedMessage, LinkedMove, LinkedSum
+from dptrain.backend.cuda.transfers.links import LateGather, LinkedMessage, LinkedMove, LinkedSum
+from dptrain.backend.cuda.transfers.schedule import LinkedSteps, linked_steps
 from dptrain.backend.custom import OwnKernel
 from dptrain.comm.base import Communicator
 from dptrain.errors import ConfigError, DataError, DeviceError
@@ -59,6 +60,8 @@ if TYPE_CHECKING:
 # Steps whose starts are written to the device at a time.
 _STEPS = 1024
 _FIRST = np.zeros(1, np.int64)
+# In place of a stage's number: a step behind another one, and what follows the last.
+_FURTHER, _END = -(1 << 20), -(1 << 20) - 1
 # Calls of `run` that are searched for the step that read a missing row.
 _REMEMBERED = 64
 
@@ -274,6 +277,9 @@ class CudaExecutable:
         moves: dict[Message, LinkedMessage] = {}
         for message in (message for messages in self._made.messages for message in messages if not message.is_sum):
             link = self._links.along(message.results[0].attributes["mesh"])
+            if message in self._made.late:
+                moves[message] = LateGather(self.backend, message.results, *self._buffers(message), link)
+                continue
             must_wait = not updates.isdisjoint(message.results)
             moves[message] = LinkedMove(self.backend, message.results, *self._buffers(message), link, waits=must_wait)
         return moves
@@ -320,6 +326,7 @@ class CudaExecutable:
         backend.compile_ahead(list(sources)[1:])
         cubins = {text: compiled_text("program", text, gpu.architecture) for text in sources}
         self._stages: list[list[_Launches]] = []
+        self._reads: dict[int, set[Tensor]] = {}  # what a kernel reads, by the id of its first launch
         self._on_host = self._host_loops = 0
         pack_parts: list[Hashable] = [cubin.path for cubin in cubins.values()]
         numbers, index = iter(range(len(self._messages))), "q" if self._made.wide_index else "i"
@@ -344,6 +351,9 @@ class CudaExecutable:
                 self._beside = self._kernels_beside(stage, messages)
                 for kernel in stage:
                     launches += self._launches_of(kernel, {}, pack_parts)
+                    if len(launches) > counts[-1]:
+                        read = {tensor for function in kernel.functions for tensor in function.reads}
+                        self._reads[id(launches[counts[-1]])] = read
                     counts.append(len(launches))
                 # numbers, from 1, of the host's launches, which a graph cannot hold
                 alone = [number for number, launch in enumerate(launches, 1) if _is_of_host(launch)]
@@ -357,16 +367,42 @@ class CudaExecutable:
                 f"{gpu.name}: compiled kernels cannot be loaded ({error}); remove {kernel_cache()} to compile them "
                 "again"
             ) from error
+        self._further, self._end = list[Launch](), list[Launch]()
         if self._queues_messages:
-            self._stages = [[_Launches(_whole_step(self._stages, self._messages), [])]]
+            steps = self._linked_steps()
+            self._stages = [[_Launches(steps.first, [])]]
+            if steps.end:
+                self._further, self._end = steps.further, steps.end
         is_generated = all(function.call is None or isinstance(function.call, LoopCall) for function in self._functions)
         return tuple(pack_parts) if is_generated and not self._messages and not self._host_loops else None
+
+    def _linked_steps(self) -> LinkedSteps:
+        program, made = self._made.program, self._made
+        sent_messages = [message for messages in made.messages for message in messages]
+        position = {variable: number for number, variable in enumerate(program.state)}
+        written = {
+            number: [made.targets[result] for result in message.results]
+            for number, message in enumerate(sent_messages)
+            if message in made.late
+        }
+        # The order in which variables are first read: that of the program, as ranks may launch different kernels.
+        last = len(position)
+        order = sorted(written, key=lambda number: min(position.get(variable, last) for variable in written[number]))
+        late = {
+            number: [program.state[variable] for variable in written[number] if variable in position]
+            for number in order
+        }
+        parts = [message.parts for message in sent_messages]
+        return linked_steps(
+            self._stages, self._messages, self._reads, parts, late, lambda call: partial(_call_alone, call)
+        )
 
     def _kernels_beside(self, stage: Sequence[Kernel], messages: Sequence[Message]) -> set[str]:
         """Return the names of a stage's kernels that may run while messages between GPUs travel."""
         if self._links is None:
             return set()
-        first = min((message.after for message in messages), default=len(stage))
+        # Late gathers may travel from a step's begin on.
+        first = 0 if self._made.late else min((message.after for message in messages), default=len(stage))
         return {kernel.name for kernel in with_steps(stage[first:])}
 
     def _launches_of(self, kernel: Kernel, counters: Mapping[str, int], pack_parts: list[Hashable]) -> list[Launch]:
@@ -564,10 +600,10 @@ class CudaExecutable:
 
     def _run_steps(self, steps: int, runs: int) -> None:
         if self._measuring is not None:
-            for _ in range(steps):
-                with nullcontext() if self._links is None or not self._queues_messages else self._links.queueing():
+            for number in range(steps):
+                with self._queueing():
                     self._measuring.begin(self.backend.stream)
-                    self._run_step(runs)
+                    self._run_step(runs, number, steps)
                     self._measuring.end()
             return
         together = steps_in_graph(self.launches)
@@ -577,11 +613,23 @@ class CudaExecutable:
             for _ in range(steps // together):
                 self._queue((0, 0, runs, together), part.launches * together)
             steps %= together
-        for _ in range(steps):
-            with nullcontext() if self._links is None or not self._queues_messages else self._links.queueing():
-                self._run_step(runs)
+        for number in range(steps):
+            with self._queueing():
+                self._run_step(runs, number, steps)
 
-    def _run_step(self, runs: int) -> None:
+    def _queueing(self) -> AbstractContextManager[None]:
+        return nullcontext() if self._links is None or not self._queues_messages else self._links.queueing()
+
+    def _run_step(self, runs: int, step: int, steps: int) -> None:
+        """Queue a step of so many."""
+        if step and self._further:
+            self._queue((_FURTHER, 0, runs, 1), self._further)
+        else:
+            self._run_stages(runs)
+        if step == steps - 1 and self._end:
+            self._queue((_END, 0, runs, 1), self._end)
+
+    def _run_stages(self, runs: int) -> None:
         for number, stage in enumerate(self._stages):
             for part_number, part_launches in enumerate(stage):
                 self._queue((number, part_number, runs, 1), part_launches.launches)
@@ -651,17 +699,6 @@ def _blocks(kernel: Kernel, most: int | None) -> dict[str, int]:
     """Return the blocks of each function as arguments; `most`: that walk over a function's tiles."""
     blocks = {function.name: blocks_of(function, kernel.threads) for function in kernel.functions}
     return {f"blocks_{name}": count if most is None else min(count, most) for name, count in blocks.items()}
-
-
-def _whole_step(stages: Sequence[Sequence[_Launches]], messages: Sequence[_Travel | LinkedMessage]) -> list[Launch]:
-    """Return launches and messages of a step whose messages the GPUs send."""
-    launches: list[Launch] = []
-    for stage in stages:
-        for part in stage:
-            launches += part.launches
-            launches += [partial(_call_alone, messages[number].begin) for number in part.ready]
-        launches += [partial(_call_alone, messages[number].finish) for part in stage for number in part.ready]
-    return launches
 
 
 def _launch(

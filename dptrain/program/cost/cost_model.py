@@ -17,7 +17,7 @@ from dptrain.program.explain import flops
 from dptrain.program.lowering import Element, Gather, Insert, Join, Reduction, lowering_of
 from dptrain.program.program import Program
 from dptrain.program.shapes import row_axis, size
-from dptrain.program.sharding.mesh import BATCH, OWN_PART, REDUCE_SCATTER
+from dptrain.program.sharding.mesh import ALL_GATHER, BATCH, OWN_PART, REDUCE_SCATTER
 from dptrain.program.sharding.placement import place
 from dptrain.program.tensor import Tensor, Variable
 from dptrain.runtime.types import is_narrow
@@ -168,6 +168,20 @@ class CostModel:
                 tensors, message = buckets[at]
                 buckets[at] = [*tensors, tensor], replace(message, nbytes=message.nbytes + nbytes)
         return buckets
+
+    @cached_property
+    def late(self) -> dict[Tensor, Tensor]:
+        """Gathers of variables' new values that a step does not read, and the tensors of these variables.
+
+        They travel while the next step computes, as between GPUs (`backend/cuda/transfers/schedule.py`).
+        """
+        placed = self.placed
+        read = {operand for tensor in self.tensors for operand in tensor.inputs} | set(placed.outputs.values())
+        return {
+            tensor: placed.state[variable]
+            for variable, tensor in placed.updates.items()
+            if tensor.op is ALL_GATHER and tensor not in read and variable in placed.state
+        }
 
     def nbytes(self, tensor: Tensor, lengths: Mapping[str, int], rows: int) -> float:
         """Return the bytes of a rank's largest part of a tensor."""

@@ -57,6 +57,7 @@ class Hardware:
         sums_halves: how half precision is summed where collectives are not hierarchical: "node first", as between GPUs
             (`backend/cuda/transfers/node_first.py`), or by an "all-to-all" of all ranks.
         axes_apart: whether messages along an axis of the mesh travel beside those along others, or behind them.
+        late: whether gathers that a step does not read travel while the next one computes, if messages overlap.
         urgent: whether a message starts once it is ready, or behind the op that a rank computes then.
     """
 
@@ -74,6 +75,7 @@ class Hardware:
     hierarchical: bool = False
     sums_halves: Literal["node first", "all-to-all"] = "node first"
     axes_apart: bool = True
+    late: bool = True
     urgent: bool = True
 
     def busy(self, ranks: int) -> float:

@@ -76,30 +76,69 @@ class Scaling:
         lengths: Mapping[str, int],
         hardware: Hardware,
     ) -> float:
-        """Return when a step ends: ops and messages each run in order, once their operands are ready."""
-        ready_at: dict[Tensor, float] = {}
-        sent_at: dict[str, float] = {}
-        computed, ends = 0.0, [0.0]
-        stage, hierarchical = self.cost_model.stage, self.parallelism.scheme == "hierarchical"
+        """Return when a step behind another ends: ops and messages each run in order, once their operands are ready."""
+        timeline = _Timeline(hardware, lengths, self.parallelism.scheme == "hierarchical")
+        late = self._late(buckets) if hardware.overlaps and hardware.late else []
+        for tensors, message in late:
+            timeline.send(tensors, message)
+            timeline.ready_at |= {self.cost_model.late[tensor]: timeline.ready_at[tensor] for tensor in tensors}
+        stage, sent = self.cost_model.stage, {tensors[0] for tensors, _ in late}
         for number in range(1 + max(stage.values(), default=0)):
             for tensor in self.cost_model.order:
                 if stage[tensor] == number and tensor.op not in SENT:
-                    computed = max([computed, *(ready_at.get(read, 0.0) for read in tensor.inputs)]) + times.get(
-                        tensor, 0.0
-                    )
-                    ready_at[tensor] = computed
-                    ends.append(computed)
+                    timeline.compute(tensor, times.get(tensor, 0.0))
             for tensors, message in buckets:
-                if stage[tensors[0]] == number:
-                    ready = max(ready_at.get(read, 0.0) for tensor in tensors for read in tensor.inputs)
-                    stride = lengths[MODEL] if message.mesh == BATCH else 1
-                    ranks, half = lengths[message.mesh], message.half
-                    took = hardware.collective(message.name, message.nbytes, ranks, stride, hierarchical, half=half)
-                    stream = message.mesh if hardware.axes_apart else ""
-                    start = max(sent_at.get(stream, 0.0), ready if hardware.overlaps else computed)
-                    if not hardware.urgent:
-                        start = next(iter(ends[bisect_right(ends, start) :]), start)
-                    sent_at[stream] = start + took
-                    ready_at |= dict.fromkeys(tensors, sent_at[stream])
-                    computed = computed if hardware.overlaps else sent_at[stream]
-        return max(computed, *sent_at.values(), 0.0)
+                if stage[tensors[0]] == number and tensors[0] not in sent:
+                    timeline.send(tensors, message)
+        return timeline.end
+
+    def _late(
+        self, buckets: Collection[tuple[list[Tensor], CollectiveCall]]
+    ) -> list[tuple[list[Tensor], CollectiveCall]]:
+        """Return the messages of late gathers alone, in the order in which the next step reads what they write."""
+        late = self.cost_model.late
+        position = {tensor: number for number, tensor in enumerate(self.cost_model.placed.state.values())}
+        messages = [bucket for bucket in buckets if all(tensor in late for tensor in bucket[0])]
+        return sorted(messages, key=lambda bucket: min(position[late[tensor]] for tensor in bucket[0]))
+
+
+class _Timeline:
+    """When a rank's ops and messages end."""
+
+    def __init__(self, hardware: Hardware, lengths: Mapping[str, int], hierarchical: bool) -> None:
+        self._hardware, self._lengths, self._hierarchical = hardware, lengths, hierarchical
+        self.ready_at: dict[Tensor, float] = {}
+        self._sent_at: dict[str, float] = {}  # of messages along an axis of the mesh
+        self._computed, self._ends = 0.0, [0.0]
+
+    @property
+    def end(self) -> float:
+        """When all have ended."""
+        return max(self._computed, *self._sent_at.values(), 0.0)
+
+    def compute(self, tensor: Tensor, seconds: float) -> None:
+        """Compute an op behind the others, once its operands are ready."""
+        ready = max((self.ready_at.get(read, 0.0) for read in tensor.inputs), default=0.0)
+        if tensor.op is not None and tensor.op.is_view and not seconds:  # its readers wait
+            self.ready_at[tensor] = ready
+            return
+        self._computed = max(self._computed, ready) + seconds
+        self.ready_at[tensor] = self._computed
+        self._ends.append(self._computed)
+
+    def send(self, tensors: Collection[Tensor], message: CollectiveCall) -> None:
+        """Send a message behind others along its axis, once its tensors' operands are ready."""
+        hardware, lengths = self._hardware, self._lengths
+        ready = max((self.ready_at.get(read, 0.0) for tensor in tensors for read in tensor.inputs), default=0.0)
+        stride = lengths[MODEL] if message.mesh == BATCH else 1
+        took = hardware.collective(
+            message.name, message.nbytes, lengths[message.mesh], stride, self._hierarchical, half=message.half
+        )
+        stream = message.mesh if hardware.axes_apart else ""
+        start = max(self._sent_at.get(stream, 0.0), ready if hardware.overlaps else self._computed)
+        if not hardware.urgent:
+            start = next(iter(self._ends[bisect_right(self._ends, start) :]), start)
+        self._sent_at[stream] = start + took
+        self.ready_at |= dict.fromkeys(tensors, start + took)
+        if not hardware.overlaps:
+            self._computed = start + took

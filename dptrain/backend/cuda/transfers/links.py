@@ -287,13 +287,9 @@ class LinkedMove(LinkedMessage):
         parts, results = ([_flat(buffer) for buffer in buffers] for buffers in (self._parts, self._results))
         counts = [n * self._parts[0].dtype.itemsize for n in self._counts]
         if self._gathers:
-            packed_parts = first if first.size else parts[0]
             if first.size:
                 _line_up(parts, first, stream)
-            link_to = second if second.size else results[0]
-            self._link.all_gather(packed_parts, link_to, counts, stream)
-            if second.size:
-                self._copy(second, self._results, stream, unpack=True)
+            self._gather(first if first.size else parts[0], stream)
             return
         whole_flat = second if second.size else parts[0]
         if second.size:
@@ -311,6 +307,14 @@ class LinkedMove(LinkedMessage):
         if third.size:
             _cut_up(third, results, stream)
 
+    def _gather(self, own: DeviceArray, stream: Any) -> None:
+        """Queue the gather of this rank's parts, which may lie in their place in the only result."""
+        packed = self.scratch[self._places[1]]
+        counts = [n * self._parts[0].dtype.itemsize for n in self._counts]
+        self._link.all_gather(own, packed if packed.size else _flat(self._results[0]), counts, stream)
+        if packed.size:
+            self._copy(packed, self._results, stream, unpack=True)
+
     def _copy(self, flat: DeviceArray, wholes: Sequence[DeviceArray], stream: Any, *, unpack: bool) -> None:
         """Copy the ranks' parts between the tensors and the message."""
         itemsize = wholes[0].dtype.itemsize
@@ -321,6 +325,48 @@ class LinkedMove(LinkedMessage):
             packed = _Rows(flat.pointer + start * itemsize, length * inner)
             source, target = (packed, outer) if unpack else (outer, packed)
             _copy_rows(source, target, length * inner, count(array.shape[:axis]), stream)
+
+
+class LateGather(LinkedMove):
+    """A gather of variables' new values that travels while the next step computes, until an op there reads one.
+
+    At its end a step keeps this rank's parts: `finish`. Then `gather` sends them, behind what is queued so far, and ops
+    queued after `arrive` see the results.
+    """
+
+    def __init__(
+        self,
+        backend: "CudaBackend",
+        message: Sequence[Tensor],
+        parts: Sequence[DeviceArray],
+        results: Sequence[DeviceArray],
+        axis_link: AxisLink,
+    ) -> None:
+        super().__init__(backend, message, parts, results, axis_link, waits=True)
+        rank, itemsize = self._link.rank, parts[0].dtype.itemsize
+        start, nbytes = sum(self._counts[:rank]) * itemsize, self._counts[rank] * itemsize
+        if is_contiguous(message):
+            self._kept = _flat(results[0])[start : start + nbytes]
+        else:
+            self._kept = backend.empty((nbytes,), np.uint8, "messages")
+
+    def begin(self) -> None:
+        """Do nothing: ops of the step may still read the old values."""
+
+    def finish(self) -> None:
+        """Keep this rank's parts, behind ops queued so far."""
+        _line_up(self._parts, self._kept, self._streams.ops)
+
+    def gather(self) -> None:
+        """Send what was kept."""
+        self._leave()
+
+    def arrive(self) -> None:
+        """Let ops queued from now on see the results."""
+        self._arrived.delay(self._streams.ops)
+
+    def _queue(self, stream: Any) -> None:
+        self._gather(self._kept, stream)
 
 
 class _Rows(NamedTuple):

@@ -228,6 +228,21 @@ def test_axes_travel_beside_each_other_and_messages_do_not_wait_for_ops():
     assert max(seconds(True, False), seconds(False, True)) < seconds(False, False)
 
 
+def test_gathers_of_new_weights_travel_beside_the_next_step():
+    model = dp.Sequential([dp.layers.Input((64,)), *(dp.layers.Dense(64, "relu") for _ in range(5))])
+    model.compile("adam", "mse", device="cpu")
+    modes = {mode.parallelism.name: mode for mode in of_model(model, 512, bucket_mb=0.02)}
+    machine = Hardware({"float32": 1e9}, 1e9, 0.0, 0.0, 0.0, 8, Link(1e8, 1e-6), Link(1e7, 1e-5))
+    late, at_the_end, blocking = (
+        {name: modes[name].predict(8, 4096, replace(machine, **fields)).seconds for name in modes}
+        for fields in ({}, {"late": False}, {"late": True, "overlaps": False})
+    )
+    gathers = machine.collective("all_gather", 4 * 5 * 64 * 65, 8)
+    assert late["ZeRO-1"] < at_the_end["ZeRO-1"] - 0.5 * gathers
+    assert {name for name in modes if late[name] != at_the_end[name]} == {"ZeRO-1"}
+    assert blocking["ZeRO-1"] >= at_the_end["ZeRO-1"], "a CPU computes, then sends"
+
+
 @pytest.mark.parametrize(("hidden", "batch"), [([128], 1024), ([1024, 1024], 1024), ([1024, 1024], 8192)])
 def test_a_step_on_one_gpu_takes_what_its_kernels_take(hidden, batch):
     """As `explain --kernels` predicts them, at the GPU's peaks; registers as nvcc gives them to products."""
