@@ -91,6 +91,8 @@ def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport,
     """And no copy to or from the host, or from GPU to GPU, meets a kernel that still needs what lies there."""
     options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": "random", "EMULATOR_SANITIZE": "race"}
     options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
+    if forms == ["2 x 2"]:  # see the stand-in: an emulated GPU cannot be in two collectives at once
+        options["EMULATOR_STREAMS"] = "inorder"
     if transport == "two nodes":
         options, transport = options | TWO_NODES, "nccl"
     finished = emulated_ranks(ranks, MESH, transport, shards, *forms, **options)
@@ -146,11 +148,7 @@ def test_a_product_leaves_multiprocessors_to_a_message_that_travels_meanwhile(tm
 @pytest.mark.parametrize("without", [None, "1"])
 def test_buckets_are_registered_where_the_library_can_on_every_rank(tmp_path, without):
     """Once a recording, not a step; where one rank's library has no such memory, no rank uses it."""
-    options = {
-        "EMULATOR_DEVICES": "2",
-        "EMULATOR_STREAMS": "random",
-        "NCCL_STANDIN_REGISTERED": str(tmp_path / "calls"),
-    }
+    options = {"EMULATOR_DEVICES": "2", "NCCL_STANDIN_REGISTERED": str(tmp_path / "calls")}
     options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path)}
     options |= {} if without is None else {"NCCL_STANDIN_WITHOUT_MEMORY": without}
     finished = emulated_ranks(2, SCRIPT, "float32", "1", "none", "nccl", "7", "5", **options)
@@ -158,3 +156,20 @@ def test_buckets_are_registered_where_the_library_can_on_every_rank(tmp_path, wi
     assert [float(number) for number in finished.out.split()] == pytest.approx(whole("float32"), rel=1e-4, abs=1e-4)
     calls = [path.read_text().split() for path in sorted(tmp_path.glob("calls.*"))]
     assert calls == ([] if without else 2 * [["world"] * 10]), "10 messages a step, of which there are four"
+
+
+@pytest.mark.parametrize(
+    ("ranks", "streams", "seeds"),
+    sample(
+        [(2, "random", range(8)), (4, "inorder", range(12)), (3, "random", range(12)), (4, "inorder", range(12, 40))],
+        4,
+    ),
+)
+def test_random_programs_on_gpus_that_nccl_connects(tmp_path, ranks, streams, seeds):
+    """On meshes, with sharded variables: as NumPy in float64 on one device, and the same on all ranks."""
+    script = str(ROOT / "tests" / "e2e" / "scripts" / "random_on_ranks.py")
+    options = {"EMULATOR_DEVICES": str(ranks), "EMULATOR_STREAMS": streams, "EMULATOR_OPTIMIZE": "0"}
+    options |= {"PYTHONPATH": PATH, "TMPDIR": str(tmp_path), "EMULATOR_LEAKS": "off"}
+    finished = emulated_ranks(ranks, script, "nccl", *map(str, seeds), **options)
+    assert finished.code == 0, finished.err
+    assert int(finished.out) > 0

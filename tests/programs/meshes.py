@@ -34,13 +34,16 @@ class _OfRank:
     summands: frozenset[str]
 
 
-def run_on_mesh(case: Case, make: Make, traced_for: int | None = None) -> dict[str, Array]:
+def run_on_mesh(
+    case: Case, make: Make, traced_for: int | None = None, together: Callable[..., list[Any]] = on_mesh
+) -> dict[str, Array]:
     """Return what the ranks of a mesh compute together: rows, parts of variables and summands joined.
 
     Args:
         case: with a mesh.
         make: an executable.
         traced_for: another number of rows, for which the program is traced and placed first.
+        together: calls a function on each rank of a mesh and returns all results.
 
     Raises:
         AssertionError: ranks that should have the same have not.
@@ -68,7 +71,7 @@ def run_on_mesh(case: Case, make: Make, traced_for: int | None = None) -> dict[s
         summands = frozenset(f"state {variable.name}" for variable in local_program.summed)
         return _OfRank(at, results(case, local_program, executable), summands)
 
-    ends, traced = on_mesh(work, **case.mesh), case.trace()
+    ends, traced = together(work, **case.mesh), case.trace()
     shapes = {name: tensor.shape for name, tensor in traced.outputs.items()}
     shapes |= {f"state {variable.name}": variable.shape for variable in traced.state}
     layouts = {f"state {name}": axes for name, axes in case.layouts.items()}

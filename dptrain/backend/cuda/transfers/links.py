@@ -66,24 +66,24 @@ class Links:
         return self._groups[axis]
 
     def buckets(self, backend: "CudaBackend", sums: Sequence[tuple[int, np.dtype[Any], str]]) -> list[DeviceArray]:
-        """Return flat buffers for sums (elements, type, axis of the mesh), in one memory, registered if NCCL can.
+        """Return flat buffers for sums (elements, type, axis of the mesh), in one memory an axis.
 
+        That is registered if NCCL can: at the same place on all ranks along the axis, whose sums have the same sizes.
         Zeros follow where ranks could not gather equal shares otherwise.
         """
-        if not sums:
-            return []
-        links = [self.along(axis).link for _, _, axis in sums]
-        lengths = [-(-length // link.size) * link.size for (length, _, _), link in zip(sums, links, strict=True)]
-        dtypes = [dtype for _, dtype, _ in sums]
-        starts = in_a_row((n * dtype.itemsize for n, dtype in zip(lengths, dtypes, strict=True)), _ALIGNMENT)
-        allocate = partial(RegisteredMemory, communicators=list(dict.fromkeys(links))) if self._registers else None
-        memory = DeviceMemory(backend.heap, starts[-1], "messages", allocate)
-        flat = DeviceArray(memory, memory.pointer, (starts[-1],), np.dtype(np.uint8))
-        backend.fill_with_zeros(flat)
-        return [
-            flat[start : start + length * dtype.itemsize].view(dtype)
-            for start, length, dtype in zip(starts, lengths, dtypes, strict=False)
-        ]
+        buffers: dict[int, DeviceArray] = {}
+        for axis in dict.fromkeys(axis for _, _, axis in sums):
+            link = self.along(axis).link
+            numbers = [number for number, (_, _, other) in enumerate(sums) if other == axis]
+            nbytes = [-(-sums[n][0] // link.size) * link.size * sums[n][1].itemsize for n in numbers]
+            starts = in_a_row(nbytes, _ALIGNMENT)
+            allocate = partial(RegisteredMemory, communicators=[link]) if self._registers else None
+            memory = DeviceMemory(backend.heap, starts[-1], "messages", allocate)
+            flat = DeviceArray(memory, memory.pointer, (starts[-1],), np.dtype(np.uint8))
+            backend.fill_with_zeros(flat)
+            for number, start, size in zip(numbers, starts, nbytes, strict=False):
+                buffers[number] = flat[start : start + size].view(sums[number][1])
+        return [buffers[number] for number in range(len(sums))]
 
     def _grid(self, link: NcclCommunicator, ranks: Sequence[int]) -> NodeGrid:
         """Return the nodes of some ranks of this job, in rising order. Collective over all ranks."""
