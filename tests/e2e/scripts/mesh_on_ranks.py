@@ -1,7 +1,8 @@
 """Trains by programs that are placed on a mesh, each rank with the CUDA backend and its own parts of weights, and
 compares with one device. Arguments: how messages travel; the rows of each part of the batch, joined by "+"; forms of
 `test_local.FORMS`, with "/bfloat16" behind one whose gradients travel in that type, and "/late" behind one whose step
-reads no weight once its new value is known: their gathers travel beside the next step."""
+reads no weight once its new value is known: their gathers travel beside the next step; "/again" behind one whose step
+computes with the new weights."""
 
 import math
 import sys
@@ -32,6 +33,15 @@ class Step(Perceptron):
             late = ops.sum(old[0] * ops.tanh(late))
         late = ops.mean(ops.square((x @ old[0][:, 1::2]) * ops.tanh(late) + old[1][::2]))
         return {**logs, "late": late}
+
+
+class Again(Perceptron):
+    """One that computes with the new weights at once."""
+
+    def step(self, x, y, weights):
+        logs = super().step(x, y, weights)
+        w1, b1, w2, b2 = (weight.value for weight in self.weights.values())
+        return {**logs, "late": ops.mean(ops.square(ops.relu(x @ w1 + b1) @ w2 + b2))}
 
 
 def near(value, expected, scale=1.0):
@@ -82,7 +92,7 @@ for name in sys.argv[3:]:
     if math.prod(lengths.values()) != world.size:  # along its one axis as many as there are
         lengths = {axis: n if n == 1 else world.size for axis, n in lengths.items()}
     ranks = MeshCommunicator(world, lengths)
-    kind = Perceptron if option == "late" else Step
+    kind = {"late": Perceptron, "again": Again}.get(option, Step)
     alone, step = kind(), kind(dtype="float32")
     outputs, state = trained_alone(alone)
     layouts = step.layouts(weights, slots)

@@ -2,11 +2,12 @@
 
 A call queues copies to the host, a function of the host that meets the other ranks through files, and copies back: so
 it happens when the stream reaches it, at every launch of a graph again. It is stricter than the library: buffers must
-be arrays on the device and lie within one allocation, a stream must be given, and all ranks must be in the same call of
-a communicator, with the same number of elements, type and operation, in memory that is registered on all ranks at the
-same offset or on none, or the communicator fails on all of them. A failed call leaves its buffers as they are, and
-hangs like the library's until the communicator is aborted. A call on registered memory waits on the host for those of
-the other ranks, as the library may: a rank that records a graph alone hangs, unless the emulated GPU's work runs late.
+be arrays on the device, lie within one allocation and apart or in place, a stream must be given, and all ranks must be
+in the same call of a communicator, with the same number of elements, type and operation, in memory that is registered
+on all ranks at the same offset or on none, or the communicator fails on all of them. A failed call leaves its buffers
+as they are, and hangs like the library's until the communicator is aborted. A call on registered memory waits on the
+host for those of the other ranks, as the library may: a rank that records a graph alone hangs, unless the emulated
+GPU's work runs late.
 
 An emulated GPU cannot be in two collectives at once, as a GPU can: communicators on streams of their own need work in
 order, EMULATOR_STREAMS=inorder, in which all ranks reach their calls alike.
@@ -169,6 +170,13 @@ class _Buffer:
             raise NcclInvalid(f"no memory of a device: {self.pointer:#x}")
         if self.pointer + self.nbytes > base.value + size.value:
             raise NcclInvalid(f"out of bounds: {self.nbytes} bytes at {self.pointer:#x}")
+
+
+def _check_place(source: _Buffer, out: _Buffer, offset: int) -> None:
+    """Refuse a buffer that overlaps the output but does not lie in its place there."""
+    begin = source.pointer - out.pointer
+    if source.nbytes and -source.nbytes < begin < out.nbytes and begin != offset:
+        raise NcclInvalid(f"the source lies {begin} bytes behind the beginning of the output, not {offset}")
 
 
 @dataclass
@@ -402,6 +410,7 @@ class Communicator:
         source, out = self._pair(sendbuf, recvbuf)
         if source.count * self.nranks != out.count:
             raise NcclInvalid("Buffer count mismatch")
+        _check_place(source, out, self.rank * source.nbytes)
         self._collective(["allgather", source.count, source.dtype.name], stream, source, out, np.concatenate)
 
     def broadcast(
@@ -409,6 +418,8 @@ class Communicator:
     ) -> None:
         out = _Buffer(recvbuf)
         source = _Buffer(sendbuf) if root == self.rank else None
+        if source is not None:
+            _check_place(source, out, 0)
         description = ["broadcast", out.count, out.dtype.name, root]
         self._collective(description, stream, source, out, lambda parts: parts[root])
 
