@@ -43,6 +43,7 @@ from dptrain.registry.reads import Reads
 from dptrain.runtime.failure import phase
 from dptrain.runtime.garbage import uncollected
 from dptrain.runtime.signals import abandoned_after
+from dptrain.runtime.storage.cache import compiling
 from dptrain.train.chunking import with_chunked_logits
 from dptrain.train.pipeline import PipelineExecutable
 from dptrain.train.sharding import Sharding
@@ -300,7 +301,8 @@ class Programs:
 
         Outputs that can be derived from the state are not among them. Threads may run steps, each with its own rows.
         """
-        placed, outputs = self._run(step, batch, rows, steps, alone)
+        with compiling(f"the {step.name} step for batches of {steps[0][0].batch_rows:,} rows"):
+            placed, outputs = self._run(step, batch, rows, steps, alone)
         self._last[step.name] = placed, outputs
         return outputs
 
@@ -373,7 +375,8 @@ class Programs:
         if (placed, rows) not in self._arenas:
             if shards[0].of is None and not self._has_stages:  # stages split it into other programs
                 alone = alone or self.comm.size == 1
-                self.backend.prepare(placed, shards[0].rows, shards[0].first_row, alone=alone)
+                with compiling(f"the {step.name} step for batches of {shards[0].batch_rows:,} rows"):
+                    self.backend.prepare(placed, shards[0].rows, shards[0].first_row, alone=alone)
             # Beside them are results, constants, and messages to other ranks.
             self._arenas[placed, rows] = int(1.25 * self.backend.planned_bytes(placed, rows))
         return self._arenas[placed, rows]

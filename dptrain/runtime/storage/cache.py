@@ -13,6 +13,7 @@ import stat
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
+from contextvars import ContextVar
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
@@ -34,6 +35,7 @@ _OPENED = Path("/proc/self/fd")
 
 # Content that this process compiled but could not store, by name.
 _not_kept: dict[str, bytes] = {}
+_PURPOSE: ContextVar[str] = ContextVar("purpose", default="")
 # Files that this process has begun to compile, and those that it has ended to compile.
 _begun: list[str] = []
 _ended: list[str] = []
@@ -87,6 +89,16 @@ def _make_private(place: Path) -> None:
     except FileExistsError:  # another process was faster
         if not place.is_dir():
             raise
+
+
+@contextmanager
+def compiling(purpose: str) -> Iterator[None]:
+    """Let messages say what is compiled for, such as "the train step", rather than the name of a file."""
+    token = _PURPOSE.set(purpose)
+    try:
+        yield
+    finally:
+        _PURPOSE.reset(token)
 
 
 def compilations() -> tuple[int, bool]:
@@ -143,7 +155,7 @@ def _load_or_compile(
     except _DamagedError as error:
         if failure.show_traceback:
             write_error(f"dptrain: {os.path.realpath(place)}/{name}: {error}; compiled again\n")
-    with held(place / f"{name}.lock", patience, f"compiles {name}"):
+    with held(place / f"{name}.lock", patience, f"compiles {_PURPOSE.get() or name}"):
         with suppress(FileNotFoundError, _DamagedError):
             return _checked(place / name)  # another process was faster
         content = make()

@@ -219,3 +219,24 @@ def test_many_sizes_of_batches_do_not_pile_up():
 def test_a_program_is_for_one_size_where_the_number_of_rows_is_a_number(function, for_any):
     program = trace(lambda x: {"y": function(x)}, {"x": ((Dim.rows(8), 2), np.float32)})
     assert program.shape_specialised is not for_any
+
+
+def test_who_waits_for_a_compiler_is_told_which_step(monkeypatch):
+    from dptrain.backend.cpu import compile as compiling
+    from dptrain.runtime.storage import cache
+
+    if compiling.compiler() is None:
+        pytest.skip("no C++ compiler")
+    purposes = []
+    library = compiling._compiled
+    monkeypatch.setattr(
+        compiling, "_compiled", lambda *text: (purposes.append(cache._PURPOSE.get()), library(*text))[1]
+    )
+    model = dp.Sequential([dp.layers.Input((3,)), dp.layers.Dense(5)])
+    model.compile("sgd", "mse", jit_compile=True)
+    x = np.ones((16, 3), np.float32)
+    monkeypatch.setattr(cache, "_checked", lambda path: (_ for _ in ()).throw(FileNotFoundError()))
+    compiling.library.cache_clear()
+    model.fit(x, np.ones((16, 5)), batch_size=8, verbose=0)
+    compiling.library.cache_clear()
+    assert "the train step for batches of 8 rows" in purposes

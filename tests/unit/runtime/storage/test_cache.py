@@ -288,18 +288,17 @@ def test_of_several_that_find_damage_one_compiles(folder):
     assert slow.calls == 1
 
 
-def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd):
+@pytest.mark.parametrize("purpose", ["", "the train step for batches of 128 rows"])
+def test_a_process_that_compiles_for_too_long(folder, monkeypatch, capfd, purpose):
     from filelock import FileLock
 
     (folder / NAME).unlink()
     monkeypatch.setattr(cache, "PATIENCE", 0.01)
-    with FileLock(folder / f"{NAME}.lock"):
+    with FileLock(folder / f"{NAME}.lock"), cache.compiling(purpose):
         assert load(folder, Maker()) == CODE
     errors = capfd.readouterr().err
-    assert (
-        f"cannot cache compiled code there (process {os.getpid()}, which compiles {NAME}, has not ended within 0.01 s)"
-        in errors
-    )
+    does = f"process {os.getpid()}, which compiles {purpose or NAME}, has not ended within 0.01 s"
+    assert f"cannot cache compiled code there ({does})" in errors
 
 
 @pytest.mark.parametrize(
