@@ -118,7 +118,7 @@ class Request:
         """Return the message that there are more tokens than the model can see."""
         longest = max(map(len, self.prompts))
         return (
-            f"generate: a prompt of {longest} tokens and max_new_tokens={self.max_new_tokens} are {self.total} "
+            f"generate: a prompt of {longest} token{'s' * (longest != 1)} and max_new_tokens={self.max_new_tokens} are {self.total} "
             f"positions, but {limit}; use fewer tokens"
         )
 

@@ -41,6 +41,7 @@ def main(out: str, device: str, way: str = "whole") -> None:
         texts.append(model.generate(prompts, count, top_k=5, top_p=0.9, seed=3, stop=2))
         texts.append(model.generate(prompts, count, 0.8, batch_size=3))
         texts.append([model.generate([7, 7], count, temperature=0)])
+        texts.append([np.array(list(model.generate([7, 7], count, seed=4, stream=True)))])
     if dp.rank() == 0:
         Path(out).write_text(json.dumps([[text.tolist() for text in written] for written in texts]))
 
