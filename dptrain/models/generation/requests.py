@@ -117,9 +117,10 @@ class Request:
     def too_long(self, limit: str) -> str:
         """Return the message that there are more tokens than the model can see."""
         longest = max(map(len, self.prompts))
+        prompt = f"a prompt of {longest} token{'s' * (longest != 1)}"
         return (
-            f"generate: a prompt of {longest} token{'s' * (longest != 1)} and max_new_tokens={self.max_new_tokens} are {self.total} "
-            f"positions, but {limit}; use fewer tokens"
+            f"generate: {prompt} and max_new_tokens={self.max_new_tokens} are {self.total} positions, but {limit}; use "
+            "fewer tokens"
         )
 
     def check_vocabulary(self, classes: int) -> None:
