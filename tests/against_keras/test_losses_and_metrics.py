@@ -87,10 +87,11 @@ def value_and_gradient(keras, function, x):
     return value.detach().numpy(), source.grad.numpy()
 
 
-def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=CLASSES):
+def compare_metrics(keras, loss, last, targets, measured, *, weighted, outputs=CLASSES, digits=None):
     """Compare metrics, named by strings as `compile` would understand them, after each batch."""
     z, y, weights = samples(targets, outputs)
     y_pred = ACTIVATIONS[last](constant(z)).numpy()
+    y_pred = y_pred if digits is None else y_pred.round(digits)
     metrics, loss_function = [metric(Ours) for metric in measured], our_losses.as_loss(loss(Ours))
     ours = our_metrics.resolve(*((None, metrics) if weighted else (metrics, None)), loss_function, (outputs,))[weighted]
     trainer = keras.Sequential([keras.Input((outputs,)), keras.layers.Activation("linear")])
@@ -302,6 +303,18 @@ METRICS = {
 def test_metrics(keras, targets, weighted):
     loss, last, measured = METRICS[targets]
     compare_metrics(keras, loss, last, targets, measured, weighted=weighted)
+
+
+def test_outputs_at_the_thresholds(keras):
+    measured = [
+        *(metric_of("BinaryAccuracy", threshold=limit, name=f"accuracy {limit}") for limit in (0.3, 0.5)),
+        *(metric_of("Precision", thresholds=[0.2, 0.5, 0.7], class_id=n, name=f"p {n}") for n in (None, 2)),
+        *(metric_of("Recall", thresholds=limit, top_k=3, name=f"recall {limit}") for limit in (0.4, None)),
+        *(metric_of("F1Score", threshold=limit, name=f"score {limit}") for limit in (0.4, 0.5)),
+        metric_of("FBetaScore", average="micro", beta=2.0, threshold=0.6, name="micro"),
+        *(metric_of(f"{name}s", thresholds=[0.3, 0.6], name=name) for name in ("TruePositive", "FalseNegative")),
+    ]
+    compare_metrics(keras, loss_of("BinaryCrossentropy"), "sigmoid", "binary", measured, weighted=False, digits=1)
 
 
 @pytest.mark.parametrize("weighted", [False, True])

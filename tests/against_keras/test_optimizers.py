@@ -198,3 +198,32 @@ def test_the_same_errors_of_updates(keras):
                 optimizer.apply(grads, variables)
             messages.append(str(raised.value))
     assert messages[:3] == messages[3:]
+
+
+# Variables of any number of axes; a gradient of zeros is that of what a batch does not touch.
+ANY_SHAPES = {"scalar": (), "vector": (3,), "matrix": (2, 3), "cube": (2, 3, 4), "kernel": (3, 2, 4, 5)}
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_variables_of_any_shape_with_gradients_of_zeros(keras, name):
+    rng = np.random.default_rng(2)
+    start = {path: 0.5 * rng.standard_normal(shape) for path, shape in ANY_SHAPES.items()}
+    start["zeros"] = np.zeros((2, 3))
+    steps = [
+        [
+            0.0 * value if (number + step) % 3 == 0 else 0.1 * rng.standard_normal(value.shape)
+            for number, value in values
+        ]
+        for step in range(4)
+        for values in [list(enumerate(start.values()))]
+    ]
+    optimizer = getattr(optimizers, name)(0.01)
+    ours = [Variable(value, path) for path, value in start.items()]
+    for grads in steps:
+        optimizer.apply(grads, ours)
+    theirs = [keras.Variable(value, name=path, dtype="float64") for path, value in start.items()]
+    update(keras, getattr(keras.optimizers, name)(0.01), theirs, steps)
+    for variable, their_variable in zip(ours, theirs, strict=True):
+        value = keras.ops.convert_to_numpy(their_variable.value)
+        assert np.isfinite(variable.numpy()).all(), variable.name
+        np.testing.assert_allclose(variable.numpy(), value, rtol=1e-5, atol=1e-9, err_msg=variable.name)
