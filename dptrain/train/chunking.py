@@ -251,7 +251,7 @@ def _reshaped_axis(shape: Shape, axis: int, new: Shape, positions: int) -> int |
     return None
 
 
-@dataclass
+@dataclass(eq=False)
 class _Loop:
     """A loop over chunks of positions that computes a region.
 

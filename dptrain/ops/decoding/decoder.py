@@ -36,7 +36,7 @@ Demand = TimeAxis | str
 Laters = Mapping[TimeAxis, Later]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class State:
     """What steps leave for later ones: `caches` of all positions, `carries` of loops, in the decoder's order.
 

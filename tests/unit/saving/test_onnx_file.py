@@ -440,5 +440,5 @@ def test_without_onnx_one_line_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "onnx", None)
     with pytest.raises(ConfigError, match=r"ONNX files need onnx: pip install 'onnx>="):
         model.export(tmp_path / "m.onnx", "onnx")
-    with pytest.raises(ConfigError, match="unknown format 'tf_saved_model'; known: onnx, program"):
+    with pytest.raises(ConfigError, match="unknown format 'tf_saved_model'; known: generation, onnx, program"):
         model.export(tmp_path / "m", "tf_saved_model")
