@@ -340,7 +340,7 @@ class HealthCheck:
         shape = f"{tensor.value.shape}{sample}"
         text = f"op {tensor.op.name!r}{of} is the first to produce {what}, at {place} of shape {shape}"
         values = [np.asarray(parent.value) for parent in tensor.inputs if parent.value is not None]
-        of_infinities = test is np.isnan and any(np.isinf(value).any() for value in values if value.dtype.kind in "fV")
+        of_infinities = test is np.isnan and any(np.isinf(value).any() for value in values if is_floating(value.dtype))
         inputs = _inputs_at(tensor, tuple(place))
         if inputs is None:
             return _FirstOp(text, _ADVICE, of_infinities)
@@ -381,7 +381,8 @@ class _StopSearchError(Exception):
 def _inputs_at(tensor: Tensor, place: tuple[int, ...]) -> list[float] | None:
     """Return what an elementwise op has read for an element of its result; None of other ops."""
     values = [np.asarray(parent.value) for parent in tensor.inputs if parent.value is not None]
-    if not values or len(values) < len(tensor.inputs) or any(value.dtype.kind not in "fViu" for value in values):
+    are_numbers = all(value.dtype.kind in "iu" or is_floating(value.dtype) for value in values)
+    if not values or len(values) < len(tensor.inputs) or not are_numbers:
         return None
     shape = tensor.value.shape if tensor.value is not None else ()
     try:
