@@ -69,13 +69,3 @@ def test_a_run_is_evaluated_and_resumed_with_the_same_numbers(tmp_path, capfd):
     metrics = json.loads((tmp_path / "whole" / "summary.json").read_text())["metrics"]
     evaluated = json.loads(ask(capfd, "evaluate", tmp_path / "whole", "--json"))["metrics"]
     assert evaluated["mae"] == pytest.approx(metrics["val_mae"])
-
-
-def test_a_page_shows_rows_as_the_table_has_them(tmp_path, capfd):
-    pytest.importorskip("jinja2")
-    awkward = TABLES[NAMES["german"]]
-    path = awkward.write(tmp_path / "t.csv")
-    ask(capfd, "--data", path, "--target", "Preis", "--auto", *QUICK, "--report", "on", "--out", tmp_path / "run")
-    page = (tmp_path / "run" / "report.html").read_text()
-    for name in ("Fläche", "Grund", "Verkauft am"):
-        assert name in page

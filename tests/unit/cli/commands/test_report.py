@@ -17,6 +17,7 @@ from dptrain.cli.reporting import page, report
 from tests.conftest import ROOT
 from tests.launching import dptrain
 from tests.unit.cli.reporting.pages import Page
+from tests.unit.data.tabular.awkward import TABLES
 
 RNG = np.random.default_rng(8)
 WITHOUT_GPU = str(ROOT / "tests" / "without_gpu")  # and with pictures
@@ -239,3 +240,13 @@ def test_a_fault_on_one_rank_ends_no_job_and_hangs_none(folder):
     assert "warning: no report.html: " in done.err
     assert "on one rank" in done.err
     assert (run / "summary.json").exists()
+
+
+def test_a_page_shows_rows_of_a_table_that_was_settled(tmp_path):
+    awkward = TABLES["decimal commas and semicolons"]
+    path = awkward.write(tmp_path / "t.csv")
+    options = ["--hidden", "4", "--epochs", "1", "--jit-compile", "off", "--verbose", "0"]
+    run = tmp_path / "run"
+    assert main(["--data", str(path), "--target", "Preis", "--auto", *options, "--out", str(run)]) == 0
+    text = Page((run / "report.html").read_text()).text
+    assert all(name in text for name in ("Fläche", "Grund", "Verkauft am"))
