@@ -27,8 +27,8 @@ from dptrain.program.shapes import Shape, size
 from dptrain.program.tensor import Tensor, placeholder, scope, tracing
 from dptrain.runtime.types import type_of
 
-# A step holds logits of fewer elements whole. A chunk has at most so many, in float32 128 and 32 MiB, or half as many as
-# the weights, to whose gradient each chunk adds.
+# Logits of fewer elements stay whole. A chunk has at most so many, in float32 128 and 32 MiB, or half as many as the
+# weights, to whose gradient each chunk adds.
 LEAST_LOGITS, CHUNK = 1 << 25, 1 << 23
 # Of a layer with fewer classes for each feature, other arrays are as large.
 LEAST_WIDENING = 8
