@@ -23,7 +23,7 @@ from tests.sample import sample
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 TABLE = README.partition("| to | type |\n|---|---|\n")[2].partition("\n\n")[0]
 ROWS = dict(re.findall(r"^\| (.+?) \| (.+?) \|$", TABLE, re.MULTILINE))
-EXTRAS = re.findall(r"pip install -q '\.\[([\w,]+)\]'", README)[0].split(",")
+EXTRAS = re.findall(r"pip install -q -e '\.\[([\w,]+)\]'", README)[0].split(",")
 COMMANDS = [matched[1] for text in ROWS.values() if (matched := re.match(r"`python -m dptrain ?([^`]*)`", text))]
 # Ends when it is told to; the others end by themselves.
 SERVES = next(words for words in COMMANDS if words.startswith("serve "))

@@ -50,8 +50,10 @@ def test_threads_at_once_end_the_job_with_a_line(way):
     done = mpirun(2, "-c", SCRIPT, way, fresh=True, timeout=90)
     assert done.code == 2, done.err
     assert 1 <= len(done.messages) <= 2, done.err  # where both ranks meet it in the same moment
+    # Where another thread is the first on each rank, they may find that out before.
+    differ = r"dptrain: the ranks call fit differently: thread: rank 0 has '\w+', rank 1 has '\w+'"
     for line in done.messages:
-        assert re.match(rf"dptrain: rank \d/2 host \S+ pid \d+ \S.*: {AT_ONCE}", line), line
+        assert re.match(rf"dptrain: rank \d/2 host \S+ pid \d+ \S.*: {AT_ONCE}|{differ}", line), line
     assert "end" not in done.out
 
 

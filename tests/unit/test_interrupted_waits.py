@@ -6,6 +6,7 @@ exceptions with the reason.
 
 import gc
 import itertools
+import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
@@ -27,7 +28,7 @@ from dptrain.program import turns as turns_module
 from dptrain.program.codegen import memory as memory_module
 from dptrain.program.turns import DRAWING, MAKING, REPLACING, TURNS, SharedLock, Turns
 from dptrain.registry import reads
-from dptrain.runtime import garbage, python_lock
+from dptrain.runtime import garbage, python_lock, signals
 from dptrain.runtime.storage import locks
 from dptrain.runtime.watch import thread_order
 from dptrain.saving.background import Background
@@ -178,6 +179,17 @@ def with_reads(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
             pass
 
     return use, lambda: (reads._readers, "__getattribute__" in vars(reads.Readable), reads._current.get())
+
+
+def with_handlers(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
+    patch.setattr(signals, "_handlers_lock", plan.lock())
+    before = signal.getsignal(signal.SIGTERM)
+
+    def use() -> None:
+        with signals.catching((signal.SIGTERM,)):
+            pass
+
+    return use, lambda: (signals._handlers_lock.locked(), signal.getsignal(signal.SIGTERM) is before)
 
 
 def with_arena(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
@@ -331,6 +343,7 @@ SCENARIOS: dict[Scenario, set[str]] = {
     with_shared_lock: {"program/turns.py:SharedLock.__enter__"},
     with_pythons_lock: {"runtime/python_lock.py:acquired", "runtime/python_lock.py:released"},
     with_garbage: {"runtime/garbage.py:uncollected"},
+    with_handlers: {"runtime/signals.py:catching"},
     with_reads: {"registry/reads.py:noting", "registry/reads.py:Reads.add"},
     with_arena: {"program/codegen/memory.py:Arena.lent", "program/codegen/memory.py:Arena.reserve"},
     with_feeds: {"batches/feed.py:FeedPool.feed", "batches/feed.py:FeedPool._give_back"},
@@ -361,6 +374,7 @@ EXCEPTIONS = {
     "runtime/watch/watchdog.py:Watchdog._sleep": "in a daemon thread of its own",
     "sweeps/arguments.py:Builder.build": "the seeds in it are restored by the context within",
     "train/step_deadline.py:StepDeadline._wait": "in a daemon thread of its own",
+    "runtime/signals.py:abandon_step": "in a daemon thread of its own",
 }
 
 

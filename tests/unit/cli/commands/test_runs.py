@@ -41,6 +41,7 @@ def make(folder, name, *losses, finished=True, summary=None, **overrides):
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)  # which pytest-xdist sets
     monkeypatch.setattr("dptrain.cli.run_directory.draw_curves", lambda epochs, title, restored: None)
     make(tmp_path, "b", 0.5, 0.25, 0.375, optimizer__learning_rate=0.1)
     make(tmp_path, "a", 0.75, 0.5, model__dropout=0.5, model__arguments={"units": 8})
