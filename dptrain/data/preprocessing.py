@@ -345,13 +345,15 @@ class Preprocessing:
         """Write a column's part of x, (rows, width), which holds zeros."""
         are_records = isinstance(rows, records.Records)
         series = None if are_records else rows[column.name]
+        # As in a file, where a blank cell is a missing one, but for a blank text.
+        missing = self.na if column.role == "words" or "" in column.values else ("", *self.na)
         if are_records or len(rows) <= records.FEW:
             cells = rows.cells(column.name) if series is None else series.tolist()
-            if _encode_cells(records.without_words(cells, self.na), column, out, unseen):
+            if _encode_cells(records.without_words(cells, missing), column, out, unseen):
                 return
         if series is None:
             series = rows.series(column.name, fault)
-        series = without_words(series, self.na)
+        series = without_words(series, missing)
         if column.role == "number":
             out[...] = column_features(series, column, fault, advice)
         elif column.role == "words":

@@ -98,9 +98,10 @@ def typed(folder: Path, hidden: Path, words: str) -> str:
 
 def test_the_table_is_read_whole():
     assert len(ROWS) == TABLE.count("\n") + 1 >= 10
-    assert [text for text in ROWS.values() if not text.startswith("`python -m dptrain")] == [
-        "the same command with the same `--out` ([checkpoints](docs/training.md#checkpoints))"
-    ]
+    others = [text for text in ROWS.values() if not text.startswith("`python -m dptrain")]
+    resumes, generates = others
+    assert resumes == "the same command with the same `--out` ([checkpoints](docs/training.md#checkpoints))"
+    assert generates.startswith("`model.generate(prompt, 50, top_p=0.9)` in Python, `POST /generate` as a stream (")
 
 
 @pytest.mark.slow

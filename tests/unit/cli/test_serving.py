@@ -261,7 +261,10 @@ def test_a_table_with_gaps_is_filled_as_in_the_training(capfd, tmp_path):
     assert "column 'n': 12 of 60 values are missing" in ask(capfd, *train, "--missing", "mean")
     (tmp_path / "new.csv").write_text("n,c\n,a\n3,\n,\n")
     lines = ask(capfd, "predict", run, "--data", tmp_path / "new.csv").splitlines()
-    mean = dp.models.load_model(run).preprocessing.columns[0].mean
+    preprocessing = dp.models.load_model(run).preprocessing
+    mean = preprocessing.columns[0].mean
+    gaps = [preprocessing.encode([{"n": gap, "c": gap}]).tolist() for gap in (None, "", " ")]
+    assert gaps == [gaps[0]] * 3, "a blank in a record is one, too"
     (tmp_path / "full.csv").write_text(f"n,c\n{mean},a\n3,(missing)\n{mean},(missing)\n")
     assert ask(capfd, "predict", run, "--data", tmp_path / "full.csv").splitlines() == lines
     assert len(set(lines)) == 4
