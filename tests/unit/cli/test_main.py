@@ -1,10 +1,13 @@
 """What the command line answers to words that it does not know."""
 
 import gc
+import sys
 
 import pytest
 
 from dptrain.cli.main import main
+from tests.conftest import ROOT
+from tests.launching import run
 
 
 @pytest.mark.parametrize(
@@ -93,3 +96,15 @@ def test_garbage_is_collected_from_where_everything_is_imported(tmp_path, capfd,
         gc.enable()
     assert frozen == [False]
     assert enabled
+
+
+def test_ctrl_c_in_code_that_python_writes_itself_ends_with_its_code(tmp_path):
+    """Where one left an `exec` of text, Python would end itself by SIGINT."""
+    (tmp_path / "interrupted.py").write_text(
+        "import sys\nimport dptrain.__main__ as command\n"
+        "def main(argv):\n"
+        "    try:\n        exec('raise KeyboardInterrupt')\n"
+        "    except KeyboardInterrupt:\n        return 130\n"
+        "command.cli.main = main\nsys.exit(command.main([]))\n"
+    )
+    assert run([sys.executable, "-m", "interrupted"], cwd=tmp_path, PYTHONPATH=str(ROOT)).code == 130
