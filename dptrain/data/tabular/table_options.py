@@ -120,4 +120,5 @@ def mended(options: TableOptions, mends: Iterable[Mend]) -> TableOptions:
             else:
                 changes = {_VALUES[name]: values[0] if values else True}
             options = dataclasses.replace(options, **changes)  # type: ignore[arg-type]
-    return options
+    texts = [name for name in options.texts if name not in options.drop]  # what is left out is no text any more
+    return options if len(texts) == len(options.texts) else dataclasses.replace(options, texts=texts)
