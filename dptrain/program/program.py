@@ -72,6 +72,16 @@ class Program:
         if shape != expected and not (is_stored and shape[1:] == expected[1:] and shape[0] < expected[0]):
             raise ConfigError(f"input {name!r} has shape {shape}: expected {expected}")
 
+    def with_substitutes(self, new: Mapping[Tensor, Tensor]) -> Self:
+        """Return the program of other tensors in place of its own; gradients without a substitute are left out."""
+        gradients = self.weight_gradients.items()
+        return replace(
+            self,
+            outputs={name: new[tensor] for name, tensor in self.outputs.items()},
+            updates={variable: new[tensor] for variable, tensor in self.updates.items()},
+            weight_gradients={new[tensor]: variable for tensor, variable in gradients if tensor in new},
+        )
+
     def for_rows(self, rows: int) -> Self:
         """Return the program for another global batch size."""
         copy = replace(self, rows=rows)

@@ -64,15 +64,8 @@ def unrolled(program: Program, chooses: Callable[[Node], bool] = lambda _: True)
             if tensor.node not in values:
                 values[tensor.node] = lowering.steps(tensor.node, inputs, read[tensor.node])
             new[tensor] = values[tensor.node][tensor.index]
-    return replace(
-        program,
-        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
-        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
-        weight_gradients={
-            new[tensor]: variable for tensor, variable in program.weight_gradients.items() if tensor in new
-        },
-        derived=None if program.derived is None else unrolled(program.derived),
-    )
+    derived = None if program.derived is None else unrolled(program.derived)
+    return replace(program.with_substitutes(new), derived=derived)
 
 
 def _count(loop: Node) -> int:

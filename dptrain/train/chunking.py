@@ -11,7 +11,7 @@ Source: P.-L. Hsu et al., "Liger Kernel: Efficient Triton Kernels for LLM Traini
 import math
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from dptrain.ops.elementwise import cast
@@ -86,14 +86,7 @@ def _chunked(program: Program, product: Tensor, replicas: int) -> Program | None
         for tensor in program.tensors:
             if tensor not in new and tensor not in region.axes:
                 new[tensor] = tensor.with_inputs([new[operand] for operand in tensor.inputs])
-    return replace(
-        program,
-        outputs={name: new[tensor] for name, tensor in program.outputs.items()},
-        updates={variable: new[tensor] for variable, tensor in program.updates.items()},
-        weight_gradients={
-            new[tensor]: variable for tensor, variable in program.weight_gradients.items() if tensor in new
-        },
-    )
+    return program.with_substitutes(new)
 
 
 class _Region:

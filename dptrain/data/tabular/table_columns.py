@@ -339,9 +339,9 @@ def text_column(table: Table, name: str, options: TableOptions, notes: list[str]
     texts = texts_of(series, table.fault, advice)
     vocabulary = learn_vocabulary(texts, options.words)
     if not vocabulary:
-        placed = " in place of --text" if name in options.texts else ""
+        instead = " in place of --text" if name in options.texts else ""
         raise UndecidedError(
-            f"{table.where}, column {name!r}: no words in any row; {option('drop', name)}{placed}",
+            f"{table.where}, column {name!r}: no words in any row; {option('drop', name)}{instead}",
             {"drop": (name,)},
             "left out, no row has a word",
         )
