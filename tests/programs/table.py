@@ -389,12 +389,15 @@ def sums_over_rows(x):
     }
 
 
-@entry(
-    sizes=({"n": 40, "many": 70_000},), on_ranks=False, is_long=True, x="n 0 float32 normal", y="n many float32 whole"
-)
-def sums_over_rows_of_no_columns_and_of_many(x, y):
-    """Of none, and of too many to be kept for each block."""
-    return {"none": ops.sum(ops.square(x), axis=0), "many": ops.sum(ops.square(y), axis=0)}
+@entry(sizes=({"n": 40},), on_ranks=False, x="n 0 float32 normal")
+def sums_over_rows_of_no_columns(x):
+    return {"none": ops.sum(ops.square(x), axis=0), "twice": x + x}
+
+
+@entry(sizes=({"n": 40, "many": 70_000},), on_ranks=False, is_long=True, y="n many float32 whole")
+def sums_over_rows_of_many_columns(y):
+    """Too many to be kept for each block."""
+    return {"many": ops.sum(ops.square(y), axis=0)}
 
 
 @entry(

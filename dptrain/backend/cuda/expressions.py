@@ -171,7 +171,7 @@ class Writer(Statements):
             self.needs.add("step")
             position += symbol(Axis(self.let("Index", "(Index)starts[*step]", 0, "start").text))
         at, pointer, kind = self.at(position), self._name(tensor), ctype(tensor.dtype)
-        if self.quads is None or at.text != self.quads.index:
+        if self.quads is None or at.text != self.quads.index or at.depth == 0:  # no columns: outside of the loop
             return self.let(kind, f"{pointer}[{at.text}]", at.depth)
         quad, _ = self.quads.loaded.setdefault(pointer, (self.fresh("quad"), kind))
         return self.let(kind, f"{quad}.of[own]", at.depth)
