@@ -9,6 +9,7 @@ from dptrain.callbacks.early_stopping import EarlyStopping
 from dptrain.callbacks.history import History
 from dptrain.callbacks.lambda_callback import LambdaCallback
 from dptrain.callbacks.learning_rate_scheduler import LearningRateScheduler
+from dptrain.callbacks.metrics_file import MetricsFile
 from dptrain.callbacks.mlflow_callback import MlflowCallback
 from dptrain.callbacks.model_checkpoint import ModelCheckpoint
 from dptrain.callbacks.monitor import MonitorCallback
@@ -33,6 +34,7 @@ __all__ = [
     "LambdaCallback",
     "LearningRateScheduler",
     "Logs",
+    "MetricsFile",
     "MlflowCallback",
     "ModelCheckpoint",
     "MonitorCallback",

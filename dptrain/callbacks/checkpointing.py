@@ -201,6 +201,14 @@ class Checkpointing(Callback):
             self._restored = []
         self.model._compiled_optimizer._resume_learning_rate(position.rate_at_begin if again else self._rate)
 
+    @property
+    def last_saved(self) -> float | None:
+        """When the last good checkpoint was complete, in seconds since 1970; None before. On rank 0."""
+        name = None if self._directory is None else self._directory.last_good
+        with suppress(OSError):
+            return None if name is None else (self.path / name).stat().st_mtime
+        return None
+
     def _steps_left(self, steps: int) -> int | None:
         """Return the steps before the next checkpoint; None if steps do not decide."""
         return None if self.steps is None else self.steps - steps % self.steps

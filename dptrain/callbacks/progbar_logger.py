@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from dptrain.callbacks.base import Callback, Logs
 from dptrain.callbacks.ranks import ranks_of
 from dptrain.errors import printable
+from dptrain.registry.serialization import plain
 from dptrain.runtime.failure import phase
 from dptrain.runtime.output import terminal
 from dptrain.runtime.text import counted
@@ -91,9 +92,17 @@ class ProgbarLogger(Callback):
         """Replace the live line by the epoch's."""
         self._release()
         timing = self._trainer.timing
+        numbers = {"seconds": round(timing.seconds, 3), "samples_per_second": round(timing.samples_per_second, 1)}
         self._print(
             f"Epoch {epoch + 1}/{self.params['epochs']} - {counted(timing.steps, 'step')} - {timing.seconds:.1f} s - "
-            f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}"
+            f"{timing.samples_per_second:,.0f} samples/s - {format_logs(logs or {})}",
+            {
+                "epoch": epoch + 1,
+                "epochs": self.params["epochs"],
+                "steps": timing.steps,
+                **numbers,
+                **plain(logs or {}),
+            },
         )
 
     def on_test_begin(self, logs: Logs | None = None) -> None:
@@ -138,9 +147,9 @@ class ProgbarLogger(Callback):
         steps = self.params.get("steps")
         return "" if steps is None else f"{counted(steps, 'step')} - "
 
-    def _print(self, line: str) -> None:
+    def _print(self, line: str, fields: dict[str, Any] | None = None) -> None:
         if self._verbose and ranks_of(self).rank == 0:
-            terminal.say(line, file=self._file)
+            terminal.say(line, file=self._file, fields=fields)
 
     def _start(self, epoch: int) -> None:
         from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -170,6 +179,12 @@ class ProgbarLogger(Callback):
         if self._progress is None or self._task is None or now - self._shown < _REFRESH:
             return
         self._shown = now
+        columns = terminal.terminal_columns() if self._console is None else None
+        if columns is not None and columns != self._progress.console.width:  # the window has another now
+            epoch = self._progress.tasks[self._task].fields["epoch"] - 1
+            self._progress.console.width = columns  # of the last line, too, that is drawn to be erased
+            self._progress.stop()
+            self._start(epoch)
         total, epochs = self.params["steps"], self.params["epochs"]
         before = len(f"Epoch {epochs}/{epochs} {batch + 1}/{total} ETA 00:00 ")
         parts = [f"{self._trainer.timing.samples_per_second:,.0f} samples/s", *format_logs(dict(logs)).split(" - ")]

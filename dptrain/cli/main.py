@@ -20,6 +20,7 @@ from dptrain.errors import AgreedError, ConfigError, ExitCode, OutputError
 from dptrain.runtime import failure, signals
 from dptrain.runtime.launch.launcher import detect_launch
 from dptrain.runtime.output import terminal
+from dptrain.runtime.output.log_stream import begin_log, end_log
 from dptrain.runtime.output.streams import lost_output, outlive_readers, write_error
 from dptrain.runtime.watch import records, watchdog
 from dptrain.version import __version__
@@ -115,6 +116,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line and return the exit code, the same on every rank; an error of a single rank ends all."""
     outlive_readers()
     try:
+        return _exit_code(argv)
+    finally:
+        end_log()
+
+
+def _exit_code(argv: Sequence[str] | None) -> int:
+    try:
         code = _run(sys.argv[1:] if argv is None else argv)
     except AgreedError as error:
         return failure.end_together(error)
@@ -198,13 +206,18 @@ def _tried(action: Callable[[], T]) -> Callable[[], T]:
 
 
 def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: Callable[[], Config]) -> None:
-    """Print on rank 0 what begins: libraries, MPI and data take seconds."""
-    launch = detect_launch()
-    if command not in ("train", "sweep") or (launch is not None and launch.rank != 0):
+    """Begin the log of a training, and print on rank 0 what begins: libraries, MPI and data take seconds."""
+    if command not in ("train", "sweep"):
         return
+    launch = detect_launch()
+    rank = 0 if launch is None else launch.rank
     try:
         parsed, config = parse(), configure()
     except Exception:  # reported when all ranks know of it
+        return
+    if not parsed.print_config:
+        begin_log(config.log_format, rank)
+    if rank != 0:
         return
     if config.verbose != 0 and not parsed.print_config:
         ranks = f" on {launch.size} ranks" if launch is not None and launch.size > 1 else ""

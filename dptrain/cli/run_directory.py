@@ -9,6 +9,7 @@ model.safetensors  the weights, and the layers as metadata
 summary.json       final metrics, versions, world size, device, time; there is one when the run has come to its end
 curves.png         loss and metrics over epochs, where matplotlib is installed
 report.html        a page about the model's quality, where Jinja2 is installed
+training.prom      the training's state for Prometheus, with --metrics-file
 trace.json         what --profile has measured, for ui.perfetto.dev
 lock, holder       while the run goes on: who works there
 """

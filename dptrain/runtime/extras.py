@@ -17,6 +17,7 @@ _REQUIREMENTS = {
     "tables": ("pandas>=2.2", "pyarrow>=14"),
     "streams": ("fsspec[http]>=2024.2", "pyarrow>=14"),
     "images": ("pillow>=12.1.1",),
+    "metrics": ("prometheus_client>=0.20",),
     "serve": ("starlette>=0.37", "uvicorn>=0.30", "prometheus_client>=0.20"),
     "cuda": ("pycuda>=2026.1",),
     "cuda-toolkit": ("cuda-toolkit[cccl,nvcc,profiler]>=13.0,<14",),

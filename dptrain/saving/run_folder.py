@@ -10,6 +10,7 @@ MODEL, BEST = "model.keras", "best.keras"
 CONFIG, SUMMARY, CHECKPOINTS = "config.yaml", "summary.json", "checkpoints"
 TENSORBOARD, WANDB = "tensorboard", "wandb"
 METRICS, WEIGHTS, CURVES, TRACE = "metrics.jsonl", "model.safetensors", "curves.png", "trace.json"
+STATE = "training.prom"
 REPORT = "report.html"
 PLAN, MODELS = "sweep.yaml", "models"
 

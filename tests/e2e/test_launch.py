@@ -1,5 +1,6 @@
 """`python -m dptrain launch`, with faults planted: no orphan, no hang, and a line that says who."""
 
+import json
 import os
 import re
 import signal
@@ -18,6 +19,8 @@ from tests.launching import find_mpirun, run
 from tests.sample import sample
 
 STANDINS = Path(__file__).resolve().parents[1] / "standins" / "commands"
+# What begins the lines of a log, and whose lines they are.
+STAMP, STREAMS = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", ("stdout", "stderr")
 LAUNCH = [sys.executable, "-m", "dptrain", "launch"]
 # Its rank, by either MPI and Slurm.
 RANK = """
@@ -299,9 +302,33 @@ def test_it_starts_again_and_keeps_logs_by_rank(tmp_path):
     assert [line for line in done.err.splitlines() if line.startswith("[1]")] == ["[1] warns"] * 2
     assert done.messages[0].endswith("launch: exited with code 3")
     assert done.messages[1:] == ["dptrain: launch: restart 1 of 2 in 1 s"]
-    assert sorted((logs / "rank-1.log").read_text().splitlines()) == sorted(
+    kept = [re.fullmatch(rf"{STAMP} \[1\] (.*)", line) for line in (logs / "rank-1.log").read_text().splitlines()]
+    assert sorted(line[1] for line in kept if line is not None) == sorted(
         ["warns", "begins 0", "warns", "begins 1", "no end of line"]
     )
+    assert len(kept) == 5
+
+
+@pytest.mark.parametrize("log_format", ["text", "json", "plain"])
+def test_lines_of_logs_have_time_and_rank_or_are_as_they_were(tmp_path, log_format):
+    command = script(tmp_path, "print('out')\nsys.stderr.buffer.write(b'b\\xff' + b'x' * 70_000 + b'\\n')")
+    launch = [*LAUNCH, "-n", "1", "--log-dir", str(tmp_path), "--log-format", log_format, "--", *command]
+    subprocess.run(launch, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=120, check=True)
+    lines = (tmp_path / "rank-0.log").read_bytes().decode(errors="surrogateescape").splitlines()
+    if log_format == "json":  # an object of each part of a line that is too long
+        records = [json.loads(line) for line in lines]
+        assert all(re.fullmatch(STAMP, record["time"]) and record["rank"] == 0 for record in records)
+        messages = {
+            stream: "".join(each["message"] for each in records if each["stream"] == stream) for stream in STREAMS
+        }
+        assert messages == {"stdout": "out", "stderr": r"b\xff" + "x" * 70_000}
+    else:
+        before = rf"{STAMP} \[0\] " if log_format == "text" else ""
+        parts = [re.fullmatch(f"{before}(out|b\udcffx+|x+)", line) for line in lines]
+        messages = [part[1] for part in parts if part is not None]
+        assert len(messages) == len(lines) <= 3  # the shorter line may lie between the parts of the other
+        assert messages.count("out") == 1
+        assert "".join(message for message in messages if message != "out") == "b\udcff" + "x" * 70_000
 
 
 @pytest.mark.parametrize("kind", ["file", "folder in its place", "missing disk"])

@@ -63,7 +63,7 @@ ONLY_IN = {
     "starlette": ("cli/server/app.py", "cli/server/generation.py"),
     "uvicorn": "cli/server/http_server.py",
     "h11": "cli/server/http_server.py",
-    "prometheus_client": "cli/server/metrics.py",
+    "prometheus_client": ("callbacks/metrics_file.py", "cli/server/metrics.py"),
 }
 NEVER = {"torch", "keras", "tensorflow", "jax"}
 MODULES = sorted(PACKAGE.rglob("*.py"))

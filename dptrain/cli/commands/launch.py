@@ -89,6 +89,7 @@ def launch(arguments: Sequence[str]) -> int:
         placed,
         _addresses(options.address, placed),
         log_dir=options.log_dir or "",
+        log_format=options.log_format,
         prefix=options.prefix,
         grace=options.grace,
         start_timeout=options.start_timeout,
@@ -133,6 +134,8 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     )
     add("--threads", type=_count, metavar="N", help="threads per rank (default: its share of the cores)")
     add("--log-dir", metavar="DIR", help="write the output of rank K to DIR/rank-K.log; show rank 0 and errors")
+    text = "lines of these logs: text: time in UTC, rank, message; json: an object each; plain (default: text)"
+    add("--log-format", choices=supervisor.LOG_FORMATS, default="text", help=text)
     add("--prefix", action="store_true", help='prefix each line with its rank: "[2] "')
     add(
         "--restarts",

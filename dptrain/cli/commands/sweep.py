@@ -95,12 +95,16 @@ _FIXED = {
     "train.validation_split": "all runs are compared on the same samples",
     "train.fold": "use --folds",
     "run_eagerly": "it is for debugging a single run",
-    **dict.fromkeys(("logging.tensorboard", "logging.mlflow", "logging.wandb"), "runs of a sweep log to its folder"),
+    **dict.fromkeys(
+        ("logging.tensorboard", "logging.mlflow", "logging.wandb", "logging.metrics_file"),
+        "runs of a sweep log to its folder",
+    ),
     "logging.profile": "it is about one run's steps",
     **dict.fromkeys(("model.function", "model.digest"), "a sweep has one function"),
     "model.arguments": "name an argument of the function itself, such as units=32,64",
     **dict.fromkeys(
-        ("out", "name", "verbose", "progress", "fast_dev_run", "debug"), "it is about the sweep, not about a run"
+        ("out", "name", "verbose", "progress", "log_format", "fast_dev_run", "debug"),
+        "it is about the sweep, not about a run",
     ),
 }
 # Parameters of the user's function by name.
@@ -111,6 +115,7 @@ _INDIFFERENT = (
         "out",
         "verbose",
         "progress",
+        "log_format",
         "debug",
         "report",
         "share_gpu",

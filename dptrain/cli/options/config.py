@@ -523,6 +523,13 @@ class LoggingConfig(Checked):
         "wandb",
         alone="auto",
     )
+    metrics_file: Destination = _field(
+        None,
+        "keep epoch, step, loss, speed, memory and the last checkpoint's time in OUT/metrics.prom, or in a file, for "
+        "Prometheus' node exporter",
+        "metrics-file",
+        alone="auto",
+    )
     profile: OptionalCount = _field(
         None,
         "measure the kernels, messages and copies of so many steps (20 without a number): a table, and OUT/trace.json "
@@ -636,6 +643,12 @@ class Config(Checked):
     ] = _field(None, "0: print nothing; 1, 2: Keras' numbers for --progress live, lines", "verbose")
     progress: Literal["auto", "live", "lines", "none"] = _field(
         "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
+    )
+    log_format: Literal["auto", "text", "json", "plain"] = _field(
+        "auto",
+        "lines of a training's output: text: time in UTC, rank, message; json: an object each; auto: text in a file, "
+        "else plain",
+        "log-format",
     )
     report: bool = _field(
         True,

@@ -1,11 +1,12 @@
-"""`--tensorboard`, `--mlflow`, `--wandb`: logs to other tools; one that fails is named once and disabled."""
+"""`--tensorboard`, `--mlflow`, `--wandb`, `--metrics-file`: logs to other tools; one that fails is disabled."""
 
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dptrain.callbacks import Callback, Logs, MlflowCallback, Profiler, TensorBoard, WandbMetricsLogger
+from dptrain.callbacks import Callback, Logs, MetricsFile, MlflowCallback, Profiler, TensorBoard, WandbMetricsLogger
+from dptrain.callbacks.metrics_file import prometheus_module
 from dptrain.callbacks.mlflow_callback import mlflow_module
 from dptrain.callbacks.ranks import ranks_of
 from dptrain.callbacks.tensorboard import tensorboardx_module
@@ -14,7 +15,7 @@ from dptrain.cli.options.config import Config, leaves, to_dict
 from dptrain.errors import ConfigError
 from dptrain.runtime.failure import describe
 from dptrain.runtime.output import terminal
-from dptrain.saving.run_folder import TENSORBOARD, TRACE
+from dptrain.saving.run_folder import STATE, TENSORBOARD, TRACE
 
 # The value of an option that is given without one.
 AUTO = "auto"
@@ -84,7 +85,7 @@ class BestEffort(Callback):
 
 def loggers(config: Config, folder: str | None, name: str) -> list[Callback]:
     """Return the configured loggers; none in a fast dev run."""
-    logging, callbacks = config.logging, []
+    logging, callbacks = config.logging, list[Callback]()
     if config.fast_dev_run or folder is None:
         return []
     settings = {leaf.path: value for leaf in leaves() if (value := _at(config, leaf.path)) is not None}
@@ -102,6 +103,10 @@ def loggers(config: Config, folder: str | None, name: str) -> list[Callback]:
         quiet = wandb.Settings(silent=config.verbose == 0, console="off")
         init = {"project": project, "name": name, "config": settings, "dir": folder, "settings": quiet}
         callbacks.append(BestEffort("Weights & Biases", WandbMetricsLogger(init=init)))
+    if logging.metrics_file is not None:
+        prometheus_module()
+        path = Path(folder) / STATE if logging.metrics_file == AUTO else Path(logging.metrics_file)
+        callbacks.append(MetricsFile(path, name))
     profilers = [Profiler(logging.profile, Path(folder) / TRACE)] if logging.profile else []
     return [*callbacks, *profilers]
 
@@ -111,7 +116,9 @@ def refuse_in_a_sweep(config: Config) -> None:
     for name, value in to_dict(config)["logging"].items():
         if value is not None:
             advice = "leave it out: results.jsonl and trials.csv have every run's metrics"
-            raise ConfigError(f"--{name}: not supported in a sweep, where runs are packed together; {advice}")
+            raise ConfigError(
+                f"--{name.replace('_', '-')}: not supported in a sweep, where runs are packed together; {advice}"
+            )
 
 
 def _at(config: Any, path: str) -> Any:

@@ -52,6 +52,7 @@ class Start:
     hosts: Hosts  # empty for this host, or those of the batch job
     addresses: tuple[str, ...]  # by which the ranks reach this host
     log_dir: str = ""  # for each rank's output, or ""
+    log_format: str = supervisor.LOG_FORMATS[0]  # of the lines there
     prefix: bool = False  # start lines of output with the rank
     grace: float = 30.0  # seconds for the others once a rank has left normally
     start_timeout: float = 300.0  # seconds until all ranks have started
@@ -157,7 +158,7 @@ class Job:
             [
                 *(sys.executable, "-I", "-S", str(Path(supervisor.__file__))),
                 *(",".join(start.addresses), str(port), start.launcher.rank_variable),
-                *(log_dir, "prefix" if start.prefix else "", *start.command),
+                *(log_dir, start.log_format, "prefix" if start.prefix else "", *start.command),
             ],
             environ=environ,
         )

@@ -20,13 +20,14 @@ It is run as a script, by `python -I -S`, and imports next to nothing: it starts
 
 import ctypes
 import os
+import re
 import select
 import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import BinaryIO
 
@@ -45,6 +46,9 @@ _CONNECT, _LAST_OUTPUT, _LEFT_BEHIND = 10.0, 0.5, 30.0
 # Options of Linux's prctl.
 _PDEATHSIG, _CHILD_SUBREAPER = 1, 36
 _LONGEST_LINE = 65536
+# How the lines of a log look, see `log_line`; and the begin of a line that has been written so.
+LOG_FORMATS = ("text", "json", "plain")
+_STAMPED = re.compile(r'(\{"time": ")?\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z("| \[\d+\] )')
 # Exit codes, as shells have them.
 NOT_FOUND, NOT_EXECUTABLE = 127, 126
 
@@ -53,9 +57,9 @@ def main(arguments: Sequence[str]) -> int:
     """Run a command as one rank until `launch` lets go; return 0, or 1 where `launch` cannot know the end.
 
     Arguments: `launch`'s addresses, comma-separated; its port; the environment variable of the rank; a log folder or
-    ""; "prefix" to mark lines with the rank, or ""; the command.
+    ""; how its lines look (`LOG_FORMATS`); "prefix" to mark shown lines with the rank, or ""; the command.
     """
-    addresses, port, variable, log_dir, prefix, *command = arguments
+    addresses, port, variable, log_dir, log_format, prefix, *command = arguments
     rank = int(os.environ[variable])
     try:
         launch = _connect(addresses.split(","), int(port))
@@ -63,7 +67,7 @@ def main(arguments: Sequence[str]) -> int:
         sys.stderr.write(f"dptrain: rank {rank} host {socket.gethostname()} launch: {error}\n")
         return 1
     try:
-        outputs = _Outputs(rank, log_dir, bool(prefix))
+        outputs = _Outputs(rank, log_dir, log_format, bool(prefix))
     except OSError as error:
         with suppress(OSError):
             hello = f"hello {os.environ[TOKEN]} {rank} {_host()} {os.getpid()}"
@@ -96,6 +100,24 @@ def notice_lost_hosts(connection: socket.socket) -> None:
             connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
 
 
+def log_line(line: str, rank: int, stream: str, log_format: str, fields: Mapping[str, object] | None = None) -> str:
+    """Return a line of output, without its end, as a line of a log.
+
+    `text` has "2026-11-29T14:55:03.123Z [0] " before it: UTC and the rank; `json` is an object with time, rank, stream
+    and message, and these `fields`; `plain` is the line. A line that has been made so already stays.
+    """
+    if log_format == "plain" or _STAMPED.match(line):
+        return line
+    now = time.time()
+    stamp = f"{time.strftime('%Y-%m-%dT%H:%M:%S', time.gmtime(now))}.{int(now * 1000) % 1000:03d}Z"
+    if log_format == "text":
+        return f"{stamp} [{rank}] {line}"
+    import json
+
+    message = line.encode(errors="surrogateescape").decode(errors="backslashreplace")
+    return json.dumps({"time": stamp, "rank": rank, "stream": stream, "message": message, **(fields or {})})
+
+
 def _prctl(option: int, value: int) -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(option, value)
@@ -111,11 +133,13 @@ def die_with(parent: int) -> None:
 class _Outputs:
     """Routes a rank's standard output and error.
 
-    With `log_dir`, `rank-N.log` gets both, and only rank 0's standard output is also shown. `prefix` marks shown lines
-    with "[rank] ".
+    With `log_dir`, `rank-N.log` gets both, as `log_line` writes them, and only rank 0's standard output is also shown.
+    `prefix` marks shown lines with "[rank] ".
     """
 
-    def __init__(self, rank: int, log_dir: str, prefix: bool) -> None:
+    def __init__(self, rank: int, log_dir: str, log_format: str, prefix: bool) -> None:
+        self._rank, self._log_format = rank, log_format
+        self._unended = ""  # the stream whose line in the log has no end yet
         self._prefix = f"[{rank}] ".encode() if prefix else b""
         self._log: BinaryIO | None = None
         self._show_output = not log_dir or prefix or rank == 0
@@ -138,7 +162,8 @@ class _Outputs:
         for descriptor, (end, theirs) in enumerate(self._pipes, 1):
             os.close(theirs)
             shown = descriptor if descriptor == 2 or self._show_output else None
-            thread = threading.Thread(target=self._pass_on, args=(end, shown), daemon=True)
+            stream = ("stdout", "stderr")[descriptor - 1]
+            thread = threading.Thread(target=self._pass_on, args=(end, shown, stream), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -152,7 +177,7 @@ class _Outputs:
         for thread in self._threads:
             thread.join(_LAST_OUTPUT)
 
-    def _pass_on(self, source: int, shown: int | None) -> None:
+    def _pass_on(self, source: int, shown: int | None, stream: str) -> None:
         with open(source, "rb") as lines:
             while line := lines.readline(_LONGEST_LINE):
                 if not line.endswith(b"\n") and len(line) < _LONGEST_LINE:
@@ -161,13 +186,21 @@ class _Outputs:
                     shown = None
                 if self._log is not None:
                     with self._lock:
-                        self._keep(line)
+                        self._keep(line, stream)
 
-    def _keep(self, line: bytes) -> None:
+    def _keep(self, line: bytes, stream: str) -> None:
+        """Write a line to the log, or a part of one that is too long; what the other stream has begun ends before."""
+        ends_other = b"\n" if self._unended not in ("", stream) else b""
+        if self._log_format == "json" or (self._log_format == "text" and self._unended != stream):
+            text = line.decode(errors="surrogateescape")
+            end = "\n" if self._log_format == "json" or text.endswith("\n") else ""
+            kept = log_line(text.removesuffix("\n"), self._rank, stream, self._log_format)
+            line = f"{kept}{end}".encode(errors="surrogateescape")
         try:
             if self._log is not None:
-                self._log.write(line)
+                self._log.write(ends_other + line)
                 self._log.flush()
+                self._unended = "" if line.endswith(b"\n") else stream
         except OSError as error:
             _write(2, f"dptrain: {self._log.name if self._log else ''}: {error.strerror}; the log ends here\n".encode())
             self._log = None

@@ -72,8 +72,10 @@ def hold_descriptors() -> None:
 
 
 def write_error(text: str) -> None:
-    """Write to standard error in one unbuffered write, if it is open."""
+    """Write to standard error in one unbuffered write, if it is open; as lines of a log where it is one."""
     if sys.__stderr__ is not None:
+        as_log = getattr(sys.stderr, "as_log", None)
+        text = text if as_log is None else as_log(text)
         with contextlib.suppress(OSError):
             os.write(2, text.encode(errors="backslashreplace"))  # paths may hold any bytes
 

@@ -9,11 +9,11 @@ import os
 import stat
 import sys
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from dptrain.errors import ConfigError, printable
 from dptrain.runtime.launch.children import LAUNCHERS, ancestors
@@ -96,11 +96,15 @@ def ends_in_file(stream: TextIO | None = None) -> bool:
     return False
 
 
-def say(text: str, *, indent: int = 2, file: TextIO | None = None) -> None:
+def say(text: str, *, indent: int = 2, file: TextIO | None = None, fields: Mapping[str, Any] | None = None) -> None:
     """Print a line, wrapped at words on a terminal, and whole elsewhere, so that a search finds it.
 
-    `NO_BREAK` stands for spaces at which no line may end.
+    `NO_BREAK` stands for spaces at which no line may end. `fields` are the line's values, for a log in JSON.
     """
+    write_record = getattr(sys.stdout if file is None else file, "write_record", None)
+    if write_record is not None and fields:
+        write_record(printable(text), fields)
+        return
     columns, text = terminal_columns(file), printable(text, f"\n{NO_BREAK}")
     shown = text.replace(NO_BREAK, " ") if columns is None else wrapped(text, columns, indent=indent)
     print(shown, file=file, flush=True)

@@ -41,7 +41,14 @@ CALLBACKS = {
 # What keeps nothing that decides: they show, note or end a training.
 WITHOUT_STATE = {
     *(BackupAndRestore, EpochRecorder, History, LambdaCallback, TerminateOnNaN),
-    *(rooms.MlflowCallback, rooms.Profiler, rooms.ProgbarLogger, rooms.TensorBoard, rooms.WandbMetricsLogger),
+    *(
+        rooms.MetricsFile,
+        rooms.MlflowCallback,
+        rooms.Profiler,
+        rooms.ProgbarLogger,
+        rooms.TensorBoard,
+        rooms.WandbMetricsLogger,
+    ),
 }
 
 

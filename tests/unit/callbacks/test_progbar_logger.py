@@ -83,6 +83,37 @@ def test_a_live_line_leaves_out_what_does_not_fit(monkeypatch, width):
     assert all(re.fullmatch(r".* samples/s( - [a-z_]+: [-+0-9.e]+)*", line.rstrip()) for line in live)
 
 
+def test_a_live_line_survives_a_window_that_becomes_narrow_and_wide(monkeypatch):
+    monkeypatch.setattr(module, "_REFRESH", 0.0)
+    widths = iter([100, 100, 100, 45, 45, 100])
+    width = 100
+
+    def columns(stream=None):
+        nonlocal width
+        width = next(widths, width)
+        return width
+
+    seen = []
+
+    class Watched(ProgbarLogger):
+        _shows_only = True
+
+        def _update(self, batch, logs=None):
+            before = len(text.getvalue())
+            super()._update(batch, logs)
+            lines = re.split(r"[\r\n]|\x1b\[[0-9;?]*[A-Za-z]", text.getvalue()[before:])
+            seen.append((self._progress.console.width, max(map(len, lines))))
+
+    text = io.StringIO()
+    monkeypatch.setattr("dptrain.runtime.output.terminal.terminal_columns", columns)
+    x, y = toy(50)
+    with redirect_stdout(text):
+        build(steps_per_execution=1).fit(x, y, batch_size=10, verbose=1, callbacks=Watched())
+    assert {width for width, _ in seen} == {100, 45}
+    assert all(longest <= width for width, longest in seen)
+    assert any(longest > 45 for _, longest in seen)
+
+
 def test_an_error_gives_the_terminal_back():
     from dptrain.callbacks import LambdaCallback
 
