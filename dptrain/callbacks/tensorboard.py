@@ -66,7 +66,7 @@ class TensorBoard(Callback):
         self.update_freq = 1 if update_freq == "batch" else update_freq
         if self.update_freq != "epoch" and (not isinstance(self.update_freq, int) or self.update_freq < 1):
             raise ConfigError(f"update_freq = {update_freq!r}: expected 'batch', 'epoch' or an integer >= 1")
-        self._step = 0
+        self._step = self._first_batch = 0
         self._in_fit = False
         self._step_began = self._epoch_began = 0.0
         self._iterations_before = 0
@@ -118,16 +118,18 @@ class TensorBoard(Callback):
         on_rank_0(self, "TensorBoard", lambda: self._write_epoch(epoch, dict(logs or {})), reads_model=histograms)
 
     def _before_step(self, batch: int, logs: Any = None) -> None:
-        self._step += 1
+        self._first_batch = batch
         self._step_began = time.perf_counter()
 
     def _after_step(self, batch: int, logs: Any = None) -> None:
         """Write the logs of a step if due. Collective."""
-        if self._step % int(self.update_freq):
+        steps, frequency = batch + 1 - self._first_batch, int(self.update_freq)  # several are executed at once
+        before, self._step = self._step, self._step + steps
+        if self._step // frequency == before // frequency:
             return
         values = {f"batch_{name}": value for name, value in ({} if logs is None else logs).items()}
         if self.write_steps_per_second:
-            values["batch_steps_per_second"] = 1.0 / max(time.perf_counter() - self._step_began, 1e-9)
+            values["batch_steps_per_second"] = steps / max(time.perf_counter() - self._step_began, 1e-9)
         on_rank_0(self, "TensorBoard", lambda: self._write("train", values, self._step))
 
     def _write_epoch(self, epoch: int, logs: Logs) -> None:
