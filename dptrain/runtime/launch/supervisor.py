@@ -251,8 +251,10 @@ class _Supervisor:
 
     def _fork(self, command: Sequence[str]) -> int:
         parent = os.getpid()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)  # until they end the child
         child = os.fork()
         if child:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             return child
         try:
             os.setpgid(0, 0)
@@ -261,6 +263,7 @@ class _Supervisor:
             # Python ignores the last two, which children would inherit.
             for number in (*STOPPING, signal.SIGCHLD, signal.SIGPIPE, signal.SIGXFSZ):
                 signal.signal(number, signal.SIG_DFL)
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
             self._outputs.redirect()
             os.set_inheritable(self._departing, True)
             os.environ[DEPARTURE] = str(self._departing)

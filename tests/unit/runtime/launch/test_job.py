@@ -1,5 +1,6 @@
 """What a rank's end means for the others."""
 
+import itertools
 import selectors
 import signal
 import socket
@@ -161,6 +162,23 @@ def test_every_rank_hears_of_a_signal_once_whenever_it_starts(size, data):
         theirs.close()
     assert before or heard == {f"signal {int(number)}\n"}
     assert not before or (job._verdict.code in (75, 130) and heard == {""})
+
+
+@settings(max_examples=examples(40), deadline=None)
+@given(st.lists(st.integers(0, 60), max_size=8))
+def test_what_a_rank_says_is_heard_however_it_is_cut(cuts):
+    job = job_of(size=1)
+    text = f"hello {job._token} 0 host 17\nmpi\nunfinished\nexit 3\n".encode()
+    ends = sorted({min(cut, len(text)) for cut in cuts} | {0, len(text)})
+    ours, theirs = socket.socketpair()
+    with job._selector, ours, theirs:
+        ours.setblocking(False)
+        key = job._selector.register(ours, selectors.EVENT_READ, _Connection(ours))
+        for start, end in itertools.pairwise(ends):
+            theirs.sendall(text[start:end])
+            job._hear(key)
+        rank = job._ranks[0]
+        assert (rank.pid, rank.host, rank.status, rank.in_mpi) == (17, "host", 3, True)
 
 
 def test_connections_that_say_nothing_are_closed():

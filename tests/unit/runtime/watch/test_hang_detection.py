@@ -217,6 +217,18 @@ def test_what_is_wrong_stays_wrong_as_time_passes(job):
         assert after.fatal
 
 
+@given(jobs, st.sampled_from([0, 60]), st.booleans())
+def test_with_a_limit_of_0_no_wait_ends_a_job_and_none_is_warned_of(job, warning, sees_all):
+    """What is fatal then is a fact, which some seconds show."""
+    early, late = (
+        judge([with_time(observation, since) for observation in job], Limits(warning, 0), sees_all=sees_all)
+        for since in (50.0, 1e9)
+    )
+    assert bool(early and early.fatal) == bool(late and late.fatal)
+    assert early is None or early.fatal
+    assert late is None or late.fatal or warning
+
+
 @given(jobs)
 def test_nothing_is_wrong_with_ranks_that_all_live_and_move(job):
     moving = [replace(observation, process=ProcessState.RUNNING, state=State.JOINED, since=0.0) for observation in job]

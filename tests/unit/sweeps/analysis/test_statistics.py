@@ -514,6 +514,21 @@ def folded(trial: int, values: list[list[float]]) -> list[Ending]:
     ]
 
 
+@pytest.mark.parametrize(("folds", "difference"), [(1, 0.3), (1, 0.9), (2, 2.2), (2, 2.4), (5, 1.05), (5, 1.15)])
+def test_as_many_seeds_as_are_missing_make_a_difference_significant(folds, difference):
+    """With the same difference and deviation, and one seed fewer do not."""
+
+    def compared(seeds):
+        normal = stats.norm.ppf((np.arange(seeds * folds) + 0.5) / (seeds * folds))
+        deviations = (normal / normal.std(ddof=1)).reshape(seeds, folds)
+        ended = folded(0, (difference + deviations).tolist()) + folded(1, np.zeros((seeds, folds)).tolist())
+        return compare(summarize(trials(2), ended, "val_accuracy", "max"), ended, "val_accuracy", "max")[0]
+
+    missing = compared(3).missing
+    assert missing
+    assert compared(3 + missing).p_corrected <= 0.05 < compared(2 + missing).p_corrected
+
+
 def test_cross_validation_by_the_formula_of_nadeau_and_bengio():
     rng = np.random.default_rng(3)
     a, b = rng.normal(0.9, 0.01, (2, 5)), rng.normal(0.88, 0.01, (2, 5))
