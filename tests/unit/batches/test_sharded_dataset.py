@@ -4,6 +4,7 @@ import io
 import itertools
 import json
 import os
+import re
 import tarfile
 
 import numpy as np
@@ -128,6 +129,20 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_offset(tmp_path):
     data = ShardedDataset(str(tmp_path / "t.bin"), 8, False, sequence_length=5, vocabulary_size=40)
     with pytest.raises(DataError, match=r"t\.bin: id 500 at token 23 \(byte 46\); expected 0 to 39"):
         data[0]
+
+
+@pytest.mark.parametrize("token", [0, 4, 5, 7, 23, 38, 40])
+@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
+def test_an_id_is_named_with_its_place_in_the_file_wherever_it_stands_in_a_batch(tmp_path, token, dtype):
+    ids = np.arange(41).astype(dtype)
+    ids[token] = 500
+    ids.tofile(tmp_path / "t.bin")
+    options = {"sequence_length": 5, "vocabulary_size": 41, "token_dtype": dtype}
+    for batch_size, shuffle, seed in ((8, False, 0), (3, False, 0), (1, False, 0), (4, True, 1), (8, True, 2)):
+        data = ShardedDataset(str(tmp_path / "t.bin"), batch_size, shuffle, seed=seed, **options)
+        where = f"t.bin: id 500 at token {token} (byte {token * ids.itemsize}); expected"
+        with pytest.raises(DataError, match=re.escape(where)):
+            list(data)
 
 
 def test_a_shard_that_shrinks_or_changes_is_noticed(tmp_path):

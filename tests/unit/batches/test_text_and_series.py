@@ -66,6 +66,16 @@ def texts(tmp_path):
     return tmp_path
 
 
+@pytest.fixture
+def sounds(tmp_path_factory):
+    root = tmp_path_factory.mktemp("sounds")
+    for number, name in enumerate(("high", "low")):
+        (root / name).mkdir()
+        for index in range(5):
+            write(root / name / f"{index}.wav", np.full((4, 1), 0.1 * index + 0.05 * number))
+    return root
+
+
 def test_texts_of_a_folder(texts):
     dataset = utils.text_dataset_from_directory(texts, batch_size=4, shuffle=False, verbose=False)
     assert dataset.class_names == ["neg", "pos"]
@@ -81,6 +91,26 @@ def test_texts_of_a_folder(texts):
     assert [sum(len(x) for x, _ in part) for part in parts] == [7, 3]
     assert set(np.concatenate([x for part in parts for x, _ in part])) == {"neg", "pos"}
     assert utils.text_dataset_from_directory(texts, labels=None, verbose=False, batch_size=20)[0].shape == (10,)
+
+
+@pytest.mark.parametrize("options", [{}, {"shuffle": False}, {"labels": None}, {"seed": 3, "batch_size": 3}], ids=str)
+@pytest.mark.parametrize("kind", ["texts", "sounds"])
+def test_mapped_batches_are_the_batches_mapped(texts, sounds, kind, options):
+    """In the same order in each pass, however many maps there are."""
+    make = utils.text_dataset_from_directory if kind == "texts" else utils.audio_dataset_from_directory
+    options = {"seed": 1, "batch_size": 4, "verbose": False, **options}
+
+    def change(*batch):
+        return tuple(np.asarray([f"{value} changed" for value in part.tolist()]) for part in batch)
+
+    plain, mapped = (make(texts if kind == "texts" else sounds, **options) for _ in range(2))
+    mapped = mapped.map(change).map(change)
+    assert len(mapped) == len(plain)
+    for _ in range(2):
+        for batch, found in zip(plain, mapped, strict=True):
+            expected = change(*change(*(batch if isinstance(batch, tuple) else (batch,))))
+            for part, of in zip(found, expected, strict=True):
+                np.testing.assert_array_equal(part, of)
 
 
 def test_what_is_no_folder_of_texts(texts, tmp_path):

@@ -112,7 +112,12 @@ def test_collectives_have_the_bits_of_the_nodes_sums(nodes):
 
 
 @pytest.mark.parametrize(
-    ("nodes", "is_tree"), [(NODES[0], True), (NODES[1], False), (NODES[2], False), ([[0, 2], [1, 3]], False)]
+    ("nodes", "is_tree"),
+    [
+        *[(NODES[0], True), (NODES[1], False), (NODES[2], False), ([[0, 2], [1, 3]], False)],
+        *[([[0, 1, 2], [3, 4, 5]], False), ([[0, 1], [2, 3], [4, 5]], True), ([[0], [1], [2]], True)],
+        *[([[0, 1, 2, 3], [4, 5, 6, 7]], True), ([[0, 1], [2, 3, 4]], False)],
+    ],
 )
 def test_equal_nodes_of_a_power_of_two_add_as_one_tree(nodes, is_tree):
     terms = numbers((sum(map(len, nodes)), 999), np.float32)

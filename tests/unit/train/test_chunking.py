@@ -164,6 +164,37 @@ def test_logits_that_must_meet_stay_whole(loops, monkeypatch, loss):
     compare(loops, monkeypatch, "dense", loss, length=None)
 
 
+class Total(dp.metrics.Metric):
+    """The sum over batches of what a function makes of the logits, and its sum."""
+
+    def __init__(self, reduce):
+        super().__init__(name="total", dtype="float64")
+        self.reduce, self.total = reduce, self.add_variable((), name="total")
+
+    def update_state(self, y_true, y_pred, sample_weight=None):
+        self.total.assign_add(ops.sum(ops.cast(self.reduce(y_pred), "float64")))
+
+    def result(self):
+        return self.total.value
+
+
+@pytest.mark.parametrize("axis", [1, 2, (0, 1), (1, 2), None], ids=str)
+@pytest.mark.parametrize("name", ["sum", "max", "argmax", "any"])
+def test_what_is_reduced_beside_the_loss_is_right(loops, monkeypatch, name, axis):
+    """In chunks or whole: a greatest element over positions, say, is no sum of those of chunks."""
+    if name == "argmax" and isinstance(axis, tuple):
+        pytest.skip("of a single axis")
+
+    def trained():
+        metrics = [Total(lambda logits: getattr(ops, name)(logits > 0.1 if name == "any" else logits, axis))]
+        return train("dense", ENTROPY(from_logits=True), metrics=metrics)
+
+    chunked = trained()
+    monkeypatch.setattr(chunking, "LEAST_LOGITS", 1 << 60)
+    for a, b in zip(chunked, trained(), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-11, atol=1e-11)
+
+
 def test_predicted_logits_stay_whole(loops):
     model = MODELS["dense"]()
     model.compile(loss=ENTROPY(from_logits=True))

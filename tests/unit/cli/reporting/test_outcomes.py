@@ -1,5 +1,7 @@
 """What is computed from predictions and targets, beside scikit-learn's and NumPy's."""
 
+import itertools
+
 import numpy as np
 import pytest
 
@@ -34,6 +36,28 @@ def test_calibration_of_the_sure_and_wrong():
     assert [(part.count, part.confidence, part.share) for part in bins] == [(4, pytest.approx(0.95), 0.5)]
     assert calibration_error(bins) == pytest.approx(0.45)
     assert calibration_error([]) == 0
+
+
+@pytest.mark.parametrize("classes", [2, 3])
+def test_bins_hold_every_sample_also_at_their_edges(classes):
+    confidence = np.repeat(np.concatenate([np.arange(11) / 10, np.nextafter(np.arange(11) / 10, 0)]), 3)
+    confidence = confidence[confidence >= (0 if classes == 2 else 1 / 3)]
+    rest = (1 - confidence)[:, None] * (np.array([1.0]) if classes == 2 else np.array([0.5, 0.5]))
+    probabilities = np.concatenate([rest, confidence[:, None]], 1)
+    labels = np.arange(len(confidence)) % classes
+    bins = ClassOutcome("abc"[:classes], labels, probabilities).calibration()
+    assert sum(part.count for part in bins) == len(confidence)
+    sure = probabilities[:, 1] if classes == 2 else probabilities.max(1)
+    assert sum(part.count * part.confidence for part in bins) == pytest.approx(sure.sum())
+    assert len(bins) <= 10
+
+
+@pytest.mark.parametrize("values", [1, 2, 7, 10, 11, 40])
+def test_deciles_hold_every_sample(values):
+    true = np.arange(40.0) % values
+    parts = NumberOutcome.of("y", true, true + 1).deciles()
+    assert sum(part.count for part in parts) == 40
+    assert all(before.high < after.low for before, after in itertools.pairwise(parts))
 
 
 def test_the_most_frequent_confusions_come_first():
