@@ -1,5 +1,7 @@
 """The optimizers' rules in NumPy float64, written from their papers: one step of one variable."""
 
+import re
+
 import numpy as np
 
 
@@ -83,11 +85,92 @@ def schedule_free(p, g, slots, t, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-8, 
     return (1 - beta_1) * z + beta_1 * x
 
 
+def adafactor(
+    p, g, slots, t, rate, beta_2_decay=-0.8, epsilon_1=1e-30, epsilon_2=1e-3, clip_threshold=1.0, relative_step=True
+):
+    def size(x):
+        return np.sqrt(np.mean(x**2))
+
+    decay, squares = 1 - t**beta_2_decay, g**2 + epsilon_1
+    if p.ndim < 2:
+        v = mean(slots, "v", decay, squares)
+    else:
+        r, c = mean(slots, "r", decay, squares.mean(-1)), mean(slots, "c", decay, squares.mean(-2))
+        v = np.outer(r, c) / r.mean()
+    u = g / np.sqrt(v)
+    return p - max(epsilon_2, size(p)) * min(rate, 1 / np.sqrt(t)) * u / max(1, size(u) / clip_threshold)
+
+
+def ftrl(
+    p,
+    g,
+    slots,
+    t,
+    rate,
+    learning_rate_power=-0.5,
+    initial_accumulator_value=0.1,
+    l1_regularization_strength=0.0,
+    l2_regularization_strength=0.0,
+    l2_shrinkage_regularization_strength=0.0,
+    beta=0.0,
+):
+    before = slots.get("n", np.full_like(p, initial_accumulator_value))
+    after = slots["n"] = before + g**2
+    grown = after**-learning_rate_power - before**-learning_rate_power
+    shrunk = g + 2 * l2_shrinkage_regularization_strength * p
+    z = slots["z"] = slots.get("z", 0) + shrunk - grown / rate * p
+    below = after**-learning_rate_power / rate + 2 * (l2_regularization_strength + beta / (2 * rate))
+    return (np.clip(z, -l1_regularization_strength, l1_regularization_strength) - z) / below
+
+
+def lamb(p, g, slots, t, rate, beta_1=0.9, beta_2=0.999, epsilon=1e-7):
+    m, v = mean(slots, "m", beta_1, g), mean(slots, "v", beta_2, g**2)
+    u = m / (1 - beta_1**t) / (np.sqrt(v / (1 - beta_2**t)) + epsilon)
+    norms = np.linalg.norm(p), np.linalg.norm(u)
+    return p - rate * (norms[0] / norms[1] if all(norms) else 1) * u
+
+
+def muon(
+    p,
+    g,
+    slots,
+    t,
+    rate,
+    adam_beta_1=0.9,
+    adam_beta_2=0.999,
+    epsilon=1e-7,
+    exclude_layers=(),
+    muon_a=3.4445,
+    muon_b=-4.7750,
+    muon_c=2.0315,
+    adam_lr_ratio=1.0,
+    momentum=0.95,
+    ns_steps=5,
+    nesterov=True,
+    rms_rate=0.2,
+    weight_decay=None,
+    adam_weight_decay=None,
+):
+    """Matrices are kernels of a layer "dense"."""
+    if p.ndim != 2 or any(re.search(pattern, "dense/kernel") for pattern in exclude_layers):
+        return adam(p, g, slots, t, rate * adam_lr_ratio, adam_beta_1, adam_beta_2, epsilon)
+    m = slots["m"] = momentum * slots.get("m", 0) + g
+    x = g + momentum * m if nesterov else m
+    x = x.T if x.shape[0] > x.shape[1] else x
+    x = x / (np.linalg.norm(x) + 1e-7)
+    for _ in range(ns_steps):
+        a = x @ x.T
+        x = muon_a * x + (muon_b * a + muon_c * a @ a) @ x
+    x = x if x.shape == p.shape else x.T
+    return p - rate * x * (1 if rms_rate is None else rms_rate * np.sqrt(max(p.shape)))
+
+
+NO_DECAY = {"weight_decay": None, "adam_weight_decay": None}
 # By the name in `OPTIMIZERS`; "adamw" is adam with the decay that the caller adds.
 RULES = {
     "sgd": [Rule(sgd), Rule(sgd, momentum=0.9), Rule(sgd, momentum=0.9, nesterov=True)],
     "adam": [Rule(adam), Rule(adam, beta_1=0.5, beta_2=0.75, epsilon=1e-3), Rule(adam, amsgrad=True, beta_2=0.9)],
-    "adamw": [Rule(adam), Rule(adam, amsgrad=True)],
+    "adamw": [Rule(adam), Rule(adam, amsgrad=True, beta_1=0.5, beta_2=0.75, epsilon=1e-3)],
     "rmsprop": [
         Rule(rmsprop),
         Rule(rmsprop, rho=0.8, momentum=0.5),
@@ -102,5 +185,26 @@ RULES = {
     "schedulefreeadamw": [
         Rule(schedule_free),
         Rule(schedule_free, beta_1=0.0, beta_2=0.75, epsilon=1e-3, warmup_steps=7),
+    ],
+    "adafactor": [
+        Rule(adafactor),
+        Rule(adafactor, beta_2_decay=-0.5, epsilon_1=1e-3, epsilon_2=2.0, clip_threshold=0.5, relative_step=False),
+    ],
+    "ftrl": [
+        Rule(ftrl),
+        Rule(ftrl, learning_rate_power=-0.75, l1_regularization_strength=0.01, beta=0.1),
+        Rule(
+            ftrl,
+            initial_accumulator_value=0.5,
+            l2_regularization_strength=0.1,
+            l2_shrinkage_regularization_strength=0.05,
+        ),
+    ],
+    "lamb": [Rule(lamb), Rule(lamb, beta_1=0.5, beta_2=0.75, epsilon=1e-3)],
+    "muon": [
+        Rule(muon, **NO_DECAY),
+        Rule(muon, muon_a=2.0, muon_b=-1.5, muon_c=0.5, momentum=0.5, ns_steps=3, nesterov=False, **NO_DECAY),
+        Rule(muon, exclude_layers=["[kK]ern"], adam_lr_ratio=0.5, adam_beta_1=0.5, epsilon=1e-3, **NO_DECAY),
+        Rule(muon, exclude_layers=["^kernel"], rms_rate=None, adam_beta_2=0.75, **NO_DECAY),
     ],
 }

@@ -1,6 +1,7 @@
 """Each optimizer: its rule in NumPy float64, steps by hand, and one traced program for all steps."""
 
 import copy
+import inspect
 import math
 
 import numpy as np
@@ -554,6 +555,17 @@ RECENT = ["adafactor", "ftrl", "lamb", "muon", "schedulefreeadamw"]
 def test_every_optimizer_is_tested():
     assert set(OPTIMIZERS) == set(OWN), "add options of its own to OWN"
     assert set(OPTIMIZERS) == {*RULES, *RECENT}, "add its rule in NumPy to references.py"
+
+
+# What no rule has: it says which variables follow Adam, whose paths have "embedding" in them.
+ELSEWHERE = {"exclude_embeddings"}
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_every_option_of_an_optimizer_is_one_of_a_rule(name):
+    of_all = inspect.signature(optimizers.Optimizer).parameters.keys()
+    own = inspect.signature(OPTIMIZERS[name]).parameters.keys() - of_all - {"options"} - ELSEWHERE
+    assert own <= {option for rule in RULES[name] for option in rule.options}
 
 
 def regression(optimizer):
