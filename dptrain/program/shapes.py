@@ -39,34 +39,40 @@ def is_open(shape: Iterable[Any]) -> bool:
 class OpenShape(tuple[Any, ...]):
     """Shape of a symbolic tensor, with unknown lengths.
 
-    A user's code reads these as None, as in Keras, where it makes a model: `x.shape[0] is None` must be true there, and
-    no other object is None. dptrain's modules, and a layer's `call`, compute with the dims.
+    Whoever reads it decides what these are. dptrain's modules, and all code in a step, compute with the dims; a user's
+    code reads None where it makes a model, as in Keras: `x.shape[0] is None` must be true there, and no other object is
+    None. For that code it is the plain tuple that it equals, in every operation of tuples.
     """
 
     __slots__ = ()
 
     def __getitem__(self, key: Any) -> Any:
         part = tuple.__getitem__(self, key)
-        if not _is_users(sys._getframe(1).f_globals):
-            return part
-        return read(part) if isinstance(part, tuple) else read((part,))[0]
+        names = sys._getframe(1).f_globals
+        return _as_read(part, names) if isinstance(part, tuple) else _as_read((part,), names)[0]
 
     def __iter__(self) -> Iterator[Any]:
-        lengths = tuple.__iter__(self)
-        return iter(read(lengths)) if _is_users(sys._getframe(1).f_globals) else lengths
+        return iter(_as_read(tuple.__iter__(self), sys._getframe(1).f_globals))
 
     def __add__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        lengths = tuple.__add__(self, other)
-        return read(lengths) if _is_users(sys._getframe(1).f_globals) else lengths
+        return _as_read(tuple.__add__(self, other), sys._getframe(1).f_globals)
 
     def __radd__(self, other: tuple[Any, ...]) -> tuple[Any, ...]:
-        lengths = other + tuple(tuple.__iter__(self))
-        return read(lengths) if _is_users(sys._getframe(1).f_globals) else lengths
+        return _as_read(other + tuple(tuple.__iter__(self)), sys._getframe(1).f_globals)
+
+    def __mul__(self, times: Any) -> tuple[Any, ...]:
+        return _as_read(tuple.__mul__(self, times), sys._getframe(1).f_globals)
+
+    __rmul__ = __mul__
+
+    def __hash__(self) -> int:
+        return hash(read(tuple.__iter__(self)))
 
 
-def _is_users(names: dict[str, Any]) -> bool:
-    """Whether code with these global names is a user's, outside of a step."""
-    return TRACE.get() is None and names.get("__name__", "").partition(".")[0] != "dptrain"
+def _as_read(lengths: Any, names: dict[str, Any]) -> Any:
+    """Return lengths for code with these global names: None for unknown ones to a user's, outside of a step."""
+    is_users = TRACE.get() is None and names.get("__name__", "").partition(".")[0] != "dptrain"
+    return read(lengths) if is_users else lengths
 
 
 def local(shape: Iterable[int], rows: int | None) -> Shape:

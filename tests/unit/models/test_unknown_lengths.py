@@ -1,5 +1,12 @@
 """Inputs with lengths that are None: of any size, and rows that are fixed."""
 
+import collections
+import copy
+import itertools
+import json
+import operator
+import pickle
+
 import numpy as np
 import pytest
 
@@ -389,6 +396,45 @@ def test_unknown_lengths_are_none_where_a_model_is_made():
     assert lengths == (None, None, 8)
     assert lengths[1] is not None
     assert Input((3,), batch_size=4).shape[0] == 4
+
+
+# What can be done with a tuple, as users' code does it.
+READINGS = {
+    "parts": lambda s: [s[:], s[::-1], s[0], s[-2], next(iter(s)), *itertools.islice(s, 1)],
+    "copies": lambda s: [tuple(s), [*s], (*s, 1), copy.copy(s), copy.deepcopy(s), pickle.loads(pickle.dumps(s))],
+    "sums": lambda s: [operator.add(s, (1,)), operator.add((1,), s), s + s, sum((s, (1,)), ()), [1].__iadd__(s)],
+    "multiples": lambda s: [s * 2, 2 * s, s * 0, operator.mul(s, 2)],
+    "orders": lambda s: [tuple(reversed(s)), sorted(s, key=str), max(s, key=str)],
+    "pairs": lambda s: [*enumerate(s), *zip(s, s, strict=True), *itertools.chain(s, s)],
+    "identities": lambda s: [[length is None for length in s], list(map(operator.is_, s, [None] * 3))],
+    "arguments": lambda s: [(lambda a, *b: (a, b))(*s), operator.itemgetter(1, 2)(s)],
+    "sets": lambda s: [{*s} == {None, 8}, dict.fromkeys(s), {(None, None, 8): 1}[s], hash(s), collections.Counter(s)],
+    "comparisons": lambda s: [s == (None, None, 8), s != (None, None, 8), None in s, s.count(None), s.index(8), len(s)],
+    "texts": lambda s: [str(s), repr(s), f"{s}", "{} {}".format(*s), json.dumps(s)],
+    "arrays": lambda s: [np.array(s, object).tolist(), [n if n is not None else -1 for n in s]],
+}
+
+
+def without_types(value):
+    """Return a value with lists for tuples, whose elements show their type."""
+    if isinstance(value, list | tuple):
+        return [without_types(part) for part in value]
+    return type(value), value
+
+
+@pytest.mark.parametrize("name", READINGS)
+def test_a_shape_is_a_plain_tuple_where_a_model_is_made(name):
+    read, plain = READINGS[name], (None, None, 8)
+    assert without_types(read(Input((None, 8)).shape)) == without_types(read(plain))
+
+
+def test_no_method_of_tuples_is_forgotten():
+    from dptrain.program.shapes import OpenShape
+
+    # These compare or describe, by the elements' own methods, or give no elements.
+    others = {name for name in dir(object) if name not in ("__hash__",)} | {"__class_getitem__", "__len__"}
+    others |= {"__contains__", "count", "index", "__getnewargs__"}
+    assert set(dir(tuple)) - others <= set(vars(OpenShape))
 
 
 class Halving(layers.Layer):
