@@ -191,7 +191,7 @@ class Layer(Parts):
 
         `input_shape` is that of `build`; ConfigError if the layer cannot take it.
         """
-        inputs = _map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
+        inputs = map_shapes(lambda shape: placeholder(symbolic(shape), self.compute_dtype, "input"), input_shape)
         layer = self if self.built else _unbuilt_copy(self)
         results = layer._symbolic_call((inputs,), {"training": False})
         return map_leaves(lambda _, tensor: read(tensor.shape), results)
@@ -576,7 +576,7 @@ class Layer(Parts):
         with suppress(ConfigError, NotImplementedError, TypeError):
             if self.built and self._built_for is not None:
                 shape = self.compute_output_shape(self._built_for)
-                return _map_shapes(
+                return map_shapes(
                     lambda lengths: placeholder(symbolic(lengths), self.compute_dtype, self._display_name), shape
                 )
         return None
@@ -890,12 +890,13 @@ def _is_number_list(value: Any) -> bool:
     return isinstance(value, list | tuple) and all(isinstance(leaf, int | float) for leaf in leaves(value))
 
 
-def _map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
+def map_shapes(function: Callable[[Sequence[Any]], Any], shapes: Any) -> Any:
+    """Apply a function to each shape in nested ones."""
     if isinstance(shapes, Mapping):
-        return {key: _map_shapes(function, inner) for key, inner in shapes.items()}
+        return {key: map_shapes(function, inner) for key, inner in shapes.items()}
     if all(length is None or isinstance(length, Integral) for length in shapes):
         return function(shapes)
-    return [_map_shapes(function, inner) for inner in shapes]
+    return [map_shapes(function, inner) for inner in shapes]
 
 
 def _to_json(value: Any, strict: bool) -> Any:

@@ -20,15 +20,15 @@ import numpy.typing as npt
 from dptrain import ops
 from dptrain.data.texts import text_array, without_width
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer
+from dptrain.layers.base import Layer, map_shapes
 from dptrain.layers.existing_rows import existing_rows
 from dptrain.layers.node import LayerCall
 from dptrain.layers.preprocessing.categories import encode_categories
 from dptrain.layers.preprocessing.fingerprints import cross_fingerprints, farm, fingerprint_each, sip
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
 from dptrain.ops.operation_calls import is_symbolic
-from dptrain.program.dims import is_number, number_of, unknown
-from dptrain.program.tensor import Tensor, Variable
+from dptrain.program.dims import is_number, number_of, read, symbolic, unknown
+from dptrain.program.tensor import Tensor, Variable, placeholder
 from dptrain.program.tree import leaves, map_leaves
 from dptrain.runtime.text import short
 
@@ -59,26 +59,40 @@ def also_symbolic(call: Callable[..., Any]) -> Callable[..., Any]:
         if not any(map(is_symbolic, leaves(inputs))):
             return call(self, inputs, training)
         node = LayerCall(self, (inputs,))
-        word = str(next(iter(getattr(self, "vocabulary", None) or ["a"])))
-        outputs = [
-            call(
-                self,
-                map_leaves(partial(_trial, size, f"{word} " * size if self._splits_texts else word), inputs),
-                training,
-            )
-            for size in _TRIAL_ROWS
-        ]
-        known = next(leaf for leaf in leaves(inputs) if is_symbolic(leaf)).shape
-        shape = [
-            number if number == other else _length(known, axis) if number == _TRIAL_ROWS[0] else unknown()
-            for axis, (number, other) in enumerate(zip(outputs[0].shape, outputs[1].shape, strict=True))
-        ]
-        dtype = "U" if isinstance(outputs[0], np.ndarray) else outputs[0].dtype
-        node.outputs = node.output(tuple(shape), dtype, self._display_name)
+        node.outputs = node.output(*_output_spec(self, inputs, training), self._display_name)
         self._nodes.append(node)
         return node.outputs
 
     return symbolic_call
+
+
+def _output_spec(layer: Layer, inputs: Any, training: bool | None) -> tuple[tuple[Any, ...], Any]:
+    """Return the shape and type of the output for symbolic inputs, by calling the layer on arrays like them."""
+    word = str(next(iter(getattr(layer, "vocabulary", None) or ["a"])))
+    outputs = [
+        layer(map_leaves(partial(_trial, size, f"{word} " * size if layer._splits_texts else word), inputs), training)
+        for size in _TRIAL_ROWS
+    ]
+    known = next(leaf for leaf in leaves(inputs) if is_symbolic(leaf)).shape
+    shape = [
+        number if number == other else _length(known, axis) if number == _TRIAL_ROWS[0] else unknown()
+        for axis, (number, other) in enumerate(zip(outputs[0].shape, outputs[1].shape, strict=True))
+    ]
+    return tuple(shape), "U" if isinstance(outputs[0], np.ndarray) else outputs[0].dtype
+
+
+class HostLayer(Layer):
+    """Base of layers that work on the host."""
+
+    _works_on_host = True
+
+    # The type of inputs of which only the shape is given.
+    _input_dtype: str = "int64"
+
+    def compute_output_shape(self, input_shape: Any) -> Any:
+        """Return the shape of the output, None for unknown lengths; those of several inputs are in a list or tuple."""
+        inputs = map_shapes(lambda shape: placeholder(symbolic(shape), self._input_dtype, "input"), input_shape)
+        return read(_output_spec(self, inputs, None)[0])
 
 
 # Unknown lengths of trial inputs: outputs of equal lengths do not depend on these.
@@ -111,12 +125,23 @@ def checked_salt(salt: Salt) -> list[int] | None:
     )
 
 
+def readable_config(config: Mapping[str, Any], ignored: Sequence[str]) -> dict[str, Any]:
+    """Return a lookup's configuration without these arguments; ConfigError if it reads a file, which could be any."""
+    vocabulary = config.get("vocabulary")
+    if isinstance(vocabulary, str | Path):
+        raise ConfigError(
+            f"not supported: vocabulary={str(vocabulary)!r} in a configuration, which would read that file; pass it to "
+            "the constructor or to set_vocabulary"
+        )
+    return {key: value for key, value in config.items() if key not in ignored}
+
+
 def _buckets(values: Array, number: int, salt: Sequence[int] | None) -> Array:
     function: Callable[[bytes], int] = farm if salt is None else lambda text: sip(text, salt)
     return (fingerprint_each(values, function) % np.uint64(number)).astype(np.int64)
 
 
-class Hashing(Layer):
+class Hashing(HostLayer):
     """The bin that the hash of each text or integer falls into.
 
     Args:
@@ -126,8 +151,6 @@ class Hashing(Layer):
         output_mode: "int" (int64), or "one_hot", "multi_hot" or "count".
         sparse: must be False.
     """
-
-    _works_on_host = True
 
     def __init__(
         self,
@@ -178,13 +201,11 @@ class Hashing(Layer):
         return encode_categories(ops.convert_to_tensor(buckets), self.output_mode, self.num_bins, dtype)
 
 
-class HashedCrossing(Layer):
+class HashedCrossing(HostLayer):
     """The bin that a hash of several features together falls into.
 
     `output_mode` is "int" (int64) or "one_hot"; `sparse` must be False, `dtype` is the output's.
     """
-
-    _works_on_host = True
 
     def __init__(
         self,
@@ -282,10 +303,6 @@ class _Lookup(Layer):
         self.pad_to_max_tokens, self.salt = bool(arguments["pad_to_max_tokens"]), checked_salt(arguments["salt"])
         self._tokens: list[Any] = []
         self.idf_weights: Any = None
-        if isinstance(arguments["vocabulary"], str | Path):  # files of models may contain it
-            raise ConfigError(
-                f"not supported: vocabulary={str(arguments['vocabulary'])!r}, a file; call set_vocabulary(path)"
-            )
         self.has_fixed_vocabulary = False  # passed rather than found by `adapt`
         if arguments["vocabulary"] is not None:
             self.set_vocabulary(arguments["vocabulary"], arguments["idf_weights"])
@@ -429,7 +446,7 @@ class _Lookup(Layer):
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
-        return super().from_config({key: value for key, value in config.items() if key not in cls._read})
+        return super().from_config(readable_config(config, cls._read))
 
     def _require_vocabulary(self) -> list[Any]:
         if not self._tokens:
@@ -506,7 +523,7 @@ class _Lookup(Layer):
         return self._encoded(ops.convert_to_tensor(places[at].reshape(keys.shape)))
 
 
-class StringLookup(_Lookup):
+class StringLookup(_Lookup, HostLayer):
     """Indices of texts in a vocabulary, or inverted, texts of indices.
 
     Args:
@@ -514,7 +531,8 @@ class StringLookup(_Lookup):
         num_oov_indices: indices of unknown texts, by a hash; with none, these are an error.
         mask_token: has index 0, and is left out of vectors; None for none.
         oov_token: stands for unknown texts in the vocabulary.
-        vocabulary: the texts in order; None for `adapt`, or `set_vocabulary`, which reads files.
+        vocabulary: the texts in order, or a file with one a line, whose tokens the layer keeps; None for `adapt` or
+            `set_vocabulary`.
         idf_weights: of each text, for "tf_idf".
         invert: return an array of texts for indices.
         output_mode: "int" (int64), "one_hot", "multi_hot", "count", or "tf_idf" for counts times weights.
@@ -525,7 +543,6 @@ class StringLookup(_Lookup):
     """
 
     _kind = str
-    _works_on_host = True
 
     def __init__(
         self,
@@ -548,6 +565,7 @@ class StringLookup(_Lookup):
             raise ConfigError(f"not supported: encoding={encoding!r} of StringLookup; only 'utf-8'")
         super().__init__(arguments)
         self.encoding = encoding
+        self._input_dtype = "int64" if invert else "U"
 
     @also_symbolic
     def __call__(self, inputs: Any, training: bool | None = None) -> Any:

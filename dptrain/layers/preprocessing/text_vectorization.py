@@ -13,8 +13,7 @@ from dptrain.data.sources import format_bytes
 from dptrain.data.texts import object_array, text_array, without_width
 from dptrain.data.words import PUNCTUATION
 from dptrain.errors import ConfigError
-from dptrain.layers.base import Layer
-from dptrain.layers.preprocessing.lookups import StringLookup, also_symbolic, on_host
+from dptrain.layers.preprocessing.lookups import HostLayer, StringLookup, also_symbolic, on_host, readable_config
 from dptrain.layers.preprocessing.standardization import batches_of, is_one_array
 from dptrain.runtime.text import short
 
@@ -30,7 +29,7 @@ _MOST_CELLS, _MOST_PADDING = 1 << 27, 64
 _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 
 
-class TextVectorization(Layer):
+class TextVectorization(HostLayer):
     """Texts as indices of their tokens in a vocabulary, or as vectors of these.
 
     Each text is standardised, split into tokens, and these are joined to n-grams. Index 0 is padding, index 1 unknown.
@@ -47,12 +46,13 @@ class TextVectorization(Layer):
             each token.
         output_sequence_length: of "int", to which rows are cut or padded; by default the longest.
         pad_to_max_tokens: make vectors as long as `max_tokens`.
-        vocabulary: the tokens in order; None for `adapt`, or `set_vocabulary`, which reads files.
+        vocabulary: the tokens in order, or a file with one a line; None for `adapt` or `set_vocabulary`.
         idf_weights: of each token, for "tf_idf".
         sparse, ragged, encoding: must be False, False and "utf-8".
     """
 
-    _takes_ids = _works_on_host = _splits_texts = True
+    _takes_ids = _splits_texts = True
+    _input_dtype = "U"
     _read = ("vocabulary_size", "has_input_vocabulary", "trainable", "dtype")
 
     def __init__(
@@ -257,7 +257,7 @@ class TextVectorization(Layer):
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> Self:
         """Return the layer that `config` describes."""
-        return super().from_config({key: value for key, value in config.items() if key not in cls._read})
+        return super().from_config(readable_config(config, cls._read))
 
 
 def _check(name: str, value: Any, choices: Sequence[str]) -> None:

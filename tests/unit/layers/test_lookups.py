@@ -206,10 +206,61 @@ def test_a_vocabulary_in_a_file(tmp_path):
     assert layer(["a"]).numpy().tolist() == [2]
     with pytest.raises(ConfigError, match=r"Vocabulary file .*: "):
         layer.set_vocabulary(str(tmp_path / "none"))
-    # A model's file could name any other.
-    for make in (layers.StringLookup, lambda **config: layers.StringLookup.from_config(config)):
-        with pytest.raises(ConfigError, match=r"words.txt', a file; call set_vocabulary"):
-            make(vocabulary=str(path))
+    for kind, tokens in ((layers.StringLookup, ["b", "a"]), (layers.TextVectorization, ["b", "a"])):
+        named = kind(vocabulary=path)
+        assert named.vocabulary == tokens
+        again = kind.from_config(named.get_config())  # of the tokens, not of the file
+        assert again.vocabulary == tokens
+        assert again(["a"]).numpy().tolist() == named(["a"]).numpy().tolist()
+    numbers = tmp_path / "numbers.txt"
+    numbers.write_text("30\n-7\n", encoding="utf-8")
+    assert layers.IntegerLookup(vocabulary=str(numbers))([-7, 30, 1]).numpy().tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("kind", ["StringLookup", "IntegerLookup", "TextVectorization"])
+def test_a_configuration_reads_no_file(tmp_path, kind):
+    """A model's file could name any."""
+    path = tmp_path / "words.txt"
+    path.write_text("1\n", encoding="utf-8")
+    description = {"class_name": kind, "config": {"vocabulary": str(path)}}
+    for build in (layers.deserialize, lambda description: getattr(layers, kind).from_config(description["config"])):
+        with pytest.raises(ConfigError, match=r"words.txt' in a configuration, which would read that file"):
+            build(description)
+
+
+# Layers on the host, and the shapes that they take.
+HOST_LAYERS = {
+    "Hashing": (lambda: layers.Hashing(5), [(4,), (4, 1), ()]),
+    "Hashing, count": (lambda: layers.Hashing(5, output_mode="count"), [(4,), (3, 4)]),
+    "Hashing, one_hot": (lambda: layers.Hashing(5, output_mode="one_hot"), [(4,), (4, 1), ()]),
+    "Hashing, multi_hot": (lambda: layers.Hashing(5, output_mode="multi_hot"), [(4,), (3, 4)]),
+    "StringLookup": (lambda: layers.StringLookup(vocabulary=["b", "a"]), [(4,), (4, 1), ()]),
+    "StringLookup, one_hot": (lambda: layers.StringLookup(vocabulary=["b"], output_mode="one_hot"), [(1,), (4, 1)]),
+    "StringLookup, inverted": (lambda: layers.StringLookup(vocabulary=["b"], invert=True), [(1,), ()]),
+    "TextVectorization": (lambda: layers.TextVectorization(vocabulary=["b"], output_sequence_length=7), [(), (1,)]),
+    "TextVectorization, any": (lambda: layers.TextVectorization(vocabulary=["b"]), [()]),
+    "TextVectorization, count": (lambda: layers.TextVectorization(vocabulary=["b"], output_mode="count"), [()]),
+    "HashedCrossing": (lambda: layers.HashedCrossing(5), [[(), ()], [(1,), (1,)]]),
+    "HashedCrossing, one_hot": (lambda: layers.HashedCrossing(5, output_mode="one_hot"), [[(1,), (1,)]]),
+}
+
+
+@pytest.mark.parametrize("name", HOST_LAYERS)
+def test_output_shapes_on_the_host(name):
+    build, shapes = HOST_LAYERS[name]
+    dtype = "string" if ("String" in name and "inverted" not in name) or "Text" in name else "int64"
+    for shape in shapes:
+        layer = build()
+        if isinstance(shape, list):
+            of_inputs = layer.compute_output_shape([(None, *each) for each in shape])
+            called = build()([Input(each, dtype=dtype) for each in shape])
+        else:
+            of_inputs, called = layer.compute_output_shape((None, *shape)), build()(Input(shape, dtype=dtype))
+        assert of_inputs == called.shape
+        with pytest.raises(AttributeError, match="has never been called"):
+            layer.output  # noqa: B018
+    assert layers.Hashing(5, output_mode="one_hot").compute_output_shape((None, 4)) == (None, 4, 5)
+    assert layers.TextVectorization(vocabulary=["b"]).compute_output_shape((None,)) == (None, None)
 
 
 @pytest.mark.parametrize(
