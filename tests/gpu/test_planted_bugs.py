@@ -778,9 +778,9 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "a_row_replaces",
         CHECKED,
     ),
-    "groups do not wait for what they read": (
-        CUDA + "groups.py",
-        "                group.after |= {self.group_of[anchor] for anchor in other_anchors}\n",
+    "nests do not wait for what they read": (
+        "dptrain/program/schedule/fuse.py",
+        "                nest.after |= {nest_of[anchor] for anchor in other_anchors}\n",
         "",
         "training",
         CHECKED,
@@ -792,7 +792,7 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
         "new_values",
         {},
     ),
-    "old values are replaced while their own group reads them": (
+    "old values are replaced while their own nest reads them": (
         CUDA + "compose.py",
         "return read <= {function.places[new]}",
         "return True",

@@ -9,7 +9,7 @@ import pytest
 
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.groups import reduction
+from dptrain.backend.cuda.policy import reduction
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.program import trace
@@ -76,7 +76,7 @@ def group_normalization(rows):
 def test_a_group_normalization_is_one_pass_over_the_groups_of_samples():
     launches = [kernel for stage in Composition(group_normalization(B)).stages for kernel in stage]
     functions = [function for kernel in launches for function in kernel.functions]
-    kinds = [function.group.kind for function in functions]
+    kinds = [function.nest.frame for function in functions]
     assert len(launches) == 4
     assert kinds == ["product", "rows", "product", "columns", "map"], "forward and backward, weights"
     assert functions[1].blocks == B * 4, "each group of each sample"

@@ -31,10 +31,11 @@ from tests.programs.draw_loops import aliases, branch, loop, mapped, several, wh
 from tests.programs.exact import Exact
 from tests.programs.memory import WAYS
 
+PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"  # also of programs that another version executes
 # Where the generators of code, and what executes it, keep the lengths around which they decide.
 GENERATORS = (
     *("backend/cpu/codegen.py", "backend/cuda/generate.py", "backend/cuda/products.py", "backend/cuda/executable.py"),
-    *("backend/cuda/groups.py", "backend/cuda/expressions.py", "backend/cuda/compose.py", "backend/cuda/persistent.py"),
+    *("backend/cuda/policy.py", "backend/cuda/expressions.py", "backend/cuda/compose.py", "backend/cuda/persistent.py"),
     *(f"program/codegen/{name}.py" for name in ("fuse", "kernels", "merge", "views", "cpp")),
 )
 # The lengths in `kernels/`: a warp, blocks of rows (`dp_block`), tiles of products.
@@ -53,7 +54,7 @@ def thresholds() -> list[int]:
     """Return the whole numbers that are constants of the generators, as far as tensors can be so long here."""
     lengths = set(IN_HEADERS)
     for path in GENERATORS:
-        for statement in ast.parse((Path(dptrain.__file__).parent / path).read_text()).body:
+        for statement in ast.parse((PACKAGE / path).read_text()).body:
             if not isinstance(statement, ast.Assign):
                 continue
             names = [node.id for node in ast.walk(statement.targets[0]) if isinstance(node, ast.Name)]

@@ -18,10 +18,10 @@ from dptrain.backend.cuda.generate import (
     source,
     with_steps,
 )
-from dptrain.backend.cuda.groups import Group, Grouping, factors_of
 from dptrain.backend.cuda.libraries.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.backend.cuda.loops import Address, LoopCall
 from dptrain.backend.cuda.persistent import RowLoop, RowsGenerator
+from dptrain.backend.cuda.policy import POLICY, factors_of
 from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body, steps_of
@@ -32,7 +32,9 @@ from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
+from dptrain.program.schedule.fuse import Schedule, fuse
 from dptrain.program.schedule.loops import BUFFERS, repeat_of
+from dptrain.program.schedule.nest import Nest
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE
 from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
@@ -46,7 +48,7 @@ from dptrain.program.steps import (
 )
 from dptrain.program.tensor import Tensor
 
-# Kinds of groups beside which memory-bound ones would have too few threads, and kinds whose level is fixed.
+# Frames beside which memory-bound ones would have too few threads, and frames whose level is fixed.
 _OF_MANY_REGISTERS = ("product", "attention", "loop")
 _OWN_LAUNCH = (*_OF_MANY_REGISTERS, "call")
 # From so many elements on an int is too short for indices, which run a little past the end.
@@ -115,74 +117,71 @@ class Composition:
             dict.fromkeys(with_tensors_of_steps([*program.inputs.values(), *program.state.values(), *program.tensors]))
         )
         self.wide_index = max((self.sizes.count(tensor.shape) for tensor in tensors), default=0) >= _WIDE
-        grouping = Grouping(program)
+        schedule = fuse(program, POLICY)
         messages = [stage.messages for stage in stages(program)]
-        sent_tensors = {*grouping.parts, *grouping.parts.values()}
-        self.stored = {
-            tensor for tensor in {*program.results, *grouping.used, *sent_tensors} if tensor in grouping.anchors
-        }
+        self.stored = schedule.written
         self.targets = {tensor: variable for variable, tensor in program.updates.items()}
         labels = {tensor: name for name, tensor in program.outputs.items()}
         labels |= {tensor: f"new {variable._path}" for variable, tensor in program.updates.items()}
         names = names_of(tensors, labels)
-        names |= {part: f"part_of_{names[tensor]}" for tensor, part in grouping.parts.items() if part not in names}
+        names |= {part: f"part_of_{names[tensor]}" for tensor, part in schedule.parts.items() if part not in names}
         self._first_carries = set[Tensor]()
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
-        functions, generator = self._functions(grouping, self.stored, names, {}, 0)
-        self.in_place = self._replaced(functions, messages, grouping.parts)
-        self._copy_updates(grouping, functions, generator, names)
+        functions, generator = self._functions(schedule, self.stored, names, {}, 0)
+        self.in_place = self._replaced(functions, messages, schedule.parts)
+        self._copy_updates(schedule, functions, generator, names)
         old = {new: program.state[variable] for new, variable in self.targets.items()}
         for function in functions.values():
             for new in [tensor for tensor in function.pointers if tensor in old and old[tensor] in function.pointers]:
                 function.overlapping |= {new, old[new]}
-        _order(grouping.groups, grouping.early, set(grouping.parts.values()))
+        _order(schedule.nests, schedule.early, set(schedule.parts.values()))
         self.counts_steps = any("step" in function.needs for function in functions.values())
-        self.stages = _stages(grouping, functions, self.counts_steps)
+        self.stages = _stages(schedule, functions, self.counts_steps)
         self.notes_rows = any("outside" in function.needs for kernel in self._kernels for function in kernel.functions)
         self.messages = [
-            _messages(results, grouping.parts, kernels) for results, kernels in zip(messages, self.stages, strict=True)
+            _messages(results, schedule.parts, kernels) for results, kernels in zip(messages, self.stages, strict=True)
         ]
         self.plan = self._plan(self.stages, self.messages, self.stored - self._elsewhere)
 
     def _copy_updates(
         self,
-        grouping: Grouping,
-        functions: dict[Group, GeneratedFunction],
+        schedule: Schedule,
+        functions: dict[Nest, GeneratedFunction],
         generator: Generator,
         names: dict[Tensor, str],
     ) -> None:
         """Add copies of updates that cannot be `in_place` over the old values, once these have been read."""
-        readers: dict[Tensor, set[Group]] = {}
-        for group, function in functions.items():
+        readers: dict[Tensor, set[Nest]] = {}
+        for nest, function in functions.items():
             for tensor in function.reads:
-                readers.setdefault(tensor, set()).add(group)
+                readers.setdefault(tensor, set()).add(nest)
         for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
             moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
             names[moved] = f"moved_{names[copied]}"
             self.stored.add(moved)
             del self.targets[copied]
             self.targets[moved] = variable
-            group = Group("map", (("row", copied.shape),), grouping.stage_count - 1, 0, {moved: "main"})
-            group.after = set(readers.get(self.program.state[variable], ()))
-            if copied in grouping.group_of:
-                group.after.add(grouping.group_of[copied])
-            grouping.groups.append(group)
-            functions[group] = generator.function(group)
+            nest = Nest("map", (("row", copied.shape),), schedule.stage_count - 1, 0, {moved: "main"})
+            nest.after = set(readers.get(self.program.state[variable], ()))
+            if copied in schedule.nest_of:
+                nest.after.add(schedule.nest_of[copied])
+            schedule.nests.append(nest)
+            functions[nest] = generator.function(nest)
 
     def _functions(
         self,
-        grouping: Grouping,
+        schedule: Schedule,
         stored: set[Tensor],
         names: dict[Tensor, str],
         addresses: Mapping[Tensor, Address],
         depth: int,
-    ) -> tuple[dict[Group, GeneratedFunction], Generator]:
-        """Return the functions of groups, and their generator, at a depth of loops."""
-        generator = Generator(grouping, self.sizes, stored, names, addresses)
-        functions = {group: generator.function(group) for group in grouping.groups}
-        for group, function in functions.items():
-            if group.kind == "loop":
-                self._fill_loop(function, list(group.roles), names, addresses, depth)
+    ) -> tuple[dict[Nest, GeneratedFunction], Generator]:
+        """Return the functions of nests, and their generator, at a depth of loops."""
+        generator = Generator(schedule, self.sizes, stored, names, addresses)
+        functions = {nest: generator.function(nest) for nest in schedule.nests}
+        for nest, function in functions.items():
+            if nest.frame == "loop":
+                self._fill_loop(function, list(nest.members), names, addresses, depth)
         return functions, generator
 
     def _fill_loop(
@@ -201,16 +200,16 @@ class Composition:
         written = call.repeat.writes(value.index for value in values)
         step = step_of(call.repeat.body, self.program.rows)
         step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in written})
-        grouping = Grouping(step)
-        stored = {tensor for tensor in {*step.results, *grouping.used} if tensor in grouping.anchors}
-        functions, _ = self._functions(grouping, stored, names, addresses, depth + 1)
-        _order(grouping.groups, set(), set())
+        schedule = fuse(step, POLICY)
+        stored = schedule.written
+        functions, _ = self._functions(schedule, stored, names, addresses, depth + 1)
+        _order(schedule.nests, set(), set())
         row_loop = None if call.repeat.length is None else RowLoop(call.repeat, functions)
         if row_loop is not None and depth == 0 and (rows := row_loop.rows_of_block(self.sizes)) is not None:
-            generator = RowsGenerator(row_loop, rows, grouping, self.sizes, stored, names, addresses)
+            generator = RowsGenerator(row_loop, rows, schedule, self.sizes, stored, names, addresses)
             self.stored |= generator.fill(function, call)
             return
-        (call.kernels,) = _stages(grouping, functions, steps=False)
+        (call.kernels,) = _stages(schedule, functions, steps=False)
         call.plan = self._plan([call.kernels], [[]], stored - addresses.keys())
         function.call = call
 
@@ -248,7 +247,7 @@ class Composition:
     def in_one_launch(self) -> list[int]:
         """Numbers of steps of the loops that are one launch."""
         functions = [function for kernel in self._kernels for function in kernel.functions if function.call is None]
-        loops = [function for function in functions if function.group is not None and function.group.kind == "loop"]
+        loops = [function for function in functions if function.nest is not None and function.nest.frame == "loop"]
         return [argument.value for loop in loops for argument in loop.arguments if argument.name == "length"]
 
     @property
@@ -257,34 +256,34 @@ class Composition:
 
     def _replaced(
         self,
-        functions: Mapping[Group, GeneratedFunction],
+        functions: Mapping[Nest, GeneratedFunction],
         messages: Sequence[Sequence[Sequence[Tensor]]],
         parts: Mapping[Tensor, Tensor],
     ) -> Set[Tensor]:
-        """Return the updates that overwrite old values, and let their groups wait for the readers of these."""
-        kernels: dict[Group, Access] = {}
+        """Return the updates that overwrite old values, and let their nests wait for the readers of these."""
+        kernels: dict[Nest, Access] = {}
         accesses: list[Access] = []
-        stages: list[list[Group]] = [[] for _ in messages]
-        for group in functions:
-            stages[group.stage].append(group)
-        for groups, stage_messages in zip(stages, messages, strict=True):
+        stages: list[list[Nest]] = [[] for _ in messages]
+        for nest in functions:
+            stages[nest.stage].append(nest)
+        for nests, stage_messages in zip(stages, messages, strict=True):
             number = len(accesses)
-            for group in groups:
-                function = functions[group]
-                kernels[group] = Access(
-                    function.reads.keys(), function.writes, number, replaces=partial(_replaces, group, function)
+            for nest in nests:
+                function = functions[nest]
+                kernels[nest] = Access(
+                    function.reads.keys(), function.writes, number, replaces=partial(_replaces, nest, function)
                 )
-                accesses.append(kernels[group])
+                accesses.append(kernels[nest])
             for message in stage_messages:
                 if message[0].op is not ALL_REDUCE:
                     accesses.append(Access({parts[tensor] for tensor in message}, message, len(accesses)))
-        for group, kernel in kernels.items():
-            kernel.after = {kernels[earlier] for earlier in group.after}
+        for nest, kernel in kernels.items():
+            kernel.after = {kernels[earlier] for earlier in nest.after}
         pairs = [(new, self.program.state[variable]) for new, variable in self.targets.items()]
         replaced = in_place(pairs, accesses)
-        of_kernels = {kernel: group for group, kernel in kernels.items()}
-        for group, kernel in kernels.items():
-            group.after = {of_kernels[earlier] for earlier in kernel.after}
+        of_kernels = {kernel: nest for nest, kernel in kernels.items()}
+        for nest, kernel in kernels.items():
+            nest.after = {of_kernels[earlier] for earlier in kernel.after}
         return replaced.keys()
 
     @property
@@ -413,45 +412,45 @@ def _local(program: Program, rows: int | None, first_row: int) -> Local:
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
-def _order(groups: Sequence[Group], early: Set[Group], sent_parts: Set[Tensor]) -> None:
-    """Give groups the lowest possible levels, or later ones that suit them better.
+def _order(nests: Sequence[Nest], early: Set[Nest], sent_parts: Set[Tensor]) -> None:
+    """Give nests the lowest possible levels, or later ones that suit them better.
 
-    `early` groups are launched before the others of their stage; `sent_parts` are parts of messages.
+    `early` nests are launched before the others of their stage; `sent_parts` are parts of messages.
     """
-    height: dict[Group, int] = {}
+    height: dict[Nest, int] = {}
 
-    def of(group: Group) -> int:
-        if group not in height:
-            height[group] = 1 + max((of(earlier) for earlier in group.after if earlier.stage == group.stage), default=0)
-        return height[group]
+    def of(nest: Nest) -> int:
+        if nest not in height:
+            height[nest] = 1 + max((of(earlier) for earlier in nest.after if earlier.stage == nest.stage), default=0)
+        return height[nest]
 
-    for group in groups:
-        group.level = 0 if group in early else of(group)
-    awaited = {earlier for group in groups for earlier in group.after if earlier.stage == group.stage}
-    awaited |= {group for group in groups if sent_parts & group.roles.keys()}
-    kinds: dict[tuple[int, int], set[str]] = {}
-    for group in groups:
-        kinds.setdefault((group.stage, group.level), set()).add(group.kind)
+    for nest in nests:
+        nest.level = 0 if nest in early else of(nest)
+    awaited = {earlier for nest in nests for earlier in nest.after if earlier.stage == nest.stage}
+    awaited |= {nest for nest in nests if sent_parts & nest.members.keys()}
+    frames: dict[tuple[int, int], set[str]] = {}
+    for nest in nests:
+        frames.setdefault((nest.stage, nest.level), set()).add(nest.frame)
     light: dict[int, list[int]] = {}
-    for stage, level in sorted(place for place, kinds_there in kinds.items() if kinds_there.isdisjoint(_OWN_LAUNCH)):
+    for stage, level in sorted(place for place, frames_there in frames.items() if frames_there.isdisjoint(_OWN_LAUNCH)):
         light.setdefault(stage, []).append(level)
-    for group in groups:
+    for nest in nests:
         # A product takes 120 registers a thread or more, and so does its whole launch: memory-bound functions, such as
         # an optimizer's update, would have too few threads there to saturate the memory.
-        heavy = not kinds[group.stage, group.level].isdisjoint(_OF_MANY_REGISTERS)
-        if heavy and group not in awaited and group.kind not in _OWN_LAUNCH:
-            levels = light.get(group.stage, [])
-            group.level = next(iter(levels[bisect_right(levels, group.level) :]), group.level)
+        heavy = not frames[nest.stage, nest.level].isdisjoint(_OF_MANY_REGISTERS)
+        if heavy and nest not in awaited and nest.frame not in _OWN_LAUNCH:
+            levels = light.get(nest.stage, [])
+            nest.level = next(iter(levels[bisect_right(levels, nest.level) :]), nest.level)
 
 
-def _stages(grouping: Grouping, functions: dict[Group, GeneratedFunction], steps: bool) -> list[list[Kernel]]:
+def _stages(schedule: Schedule, functions: dict[Nest, GeneratedFunction], steps: bool) -> list[list[Kernel]]:
     """Return the kernels of each stage; the last one advances the step."""
     kernels_of = []
-    of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in range(grouping.stage_count)]
-    for group, function in functions.items():
-        of_stages[group.stage].setdefault(group.level, []).append(function)
+    of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in range(schedule.stage_count)]
+    for nest, function in functions.items():
+        of_stages[nest.stage].setdefault(nest.level, []).append(function)
     for stage, levels in enumerate(of_stages):
-        if steps and stage == grouping.stage_count - 1:
+        if steps and stage == schedule.stage_count - 1:
             readers = [
                 n
                 for n, functions_there in levels.items()
@@ -466,14 +465,14 @@ def _stages(grouping: Grouping, functions: dict[Group, GeneratedFunction], steps
     return kernels_of
 
 
-def _replaces(group: Group, function: GeneratedFunction, new: Tensor, old: Tensor) -> bool:
-    """Whether no thread of a group reads an old element that another thread overwrites."""
+def _replaces(nest: Nest, function: GeneratedFunction, new: Tensor, old: Tensor) -> bool:
+    """Whether no thread of a nest reads an old element that another thread overwrites."""
     read = function.reads.get(old, set())
-    role = group.roles[new]
+    role = nest.members[new]
     if None in read:  # users' kernels and loops read all elements, in any order
         return False
-    if role == "final" and not group.by_column:
+    if role == "final" and not nest.by_column:
         return True  # all blocks have read when the last one begins
-    if group.kind == "rows" and function.places[new] == ZERO_INDEX:
+    if nest.frame == "rows" and function.places[new] == ZERO_INDEX:
         return not read  # all warps have read that at the beginning
     return read <= {function.places[new]}

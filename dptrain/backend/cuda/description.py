@@ -45,7 +45,7 @@ def kernels_of(composition: Composition) -> list[KernelDescription]:
     for (launch, times), load in zip(pairs, loads(composition), strict=True):
         kind = ("launch" if launch.threads else "call") if times == 1 else f"{times:,} times"
         label = ", ".join(function.name for function in launch.functions)
-        tensors = [t for function in launch.functions if function.group is not None for t in computed(function)]
+        tensors = [t for function in launch.functions if function.nest is not None for t in computed(function)]
         tensors = list(dict.fromkeys(tensors))  # functions of a launch compute some elements again
         kernels.append(KernelDescription(kind, label, tensors, layers.of(tensors), load.read, load.written, times))
     return kernels

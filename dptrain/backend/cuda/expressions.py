@@ -25,7 +25,7 @@ from dptrain.program.codegen.cpp import (
     literal,
     numel_text,
 )
-from dptrain.program.codegen.index_expr import Axis, FloorDiv, IndexExpr, numel, symbol
+from dptrain.program.codegen.index_expr import Axis, FloorDiv, IndexExpr, symbol
 from dptrain.program.codegen.index_expr import Index as IndexTerm
 from dptrain.program.codegen.statements import ALWAYS, Statements
 from dptrain.program.dims import Dim
@@ -367,11 +367,6 @@ def differs_by_run(value: Any, dtype: DType) -> bool:
 
 # Unsigned numbers from here on are thresholds of random bits or seeds.
 _LEAST_THRESHOLD = 2**16
-
-
-def same(a: Sequence[int], b: Sequence[int]) -> bool:
-    """Whether shapes are equal for every number of rows."""
-    return len(a) == len(b) and all(numel((n,)) == numel((m,)) for n, m in zip(a, b, strict=True))
 
 
 _JOINS = {"sum": "Sum", "max": "Greatest", "argmax": "First"}

@@ -1,4 +1,4 @@
-"""Generates a program's CUDA C++: a function for each group, and kernels whose blocks are dealt out to functions.
+"""Generates a program's CUDA C++: a function for each nest, and kernels whose blocks are dealt out to functions.
 
 The source depends on a program's structure and the tiles of its products, not on the number of rows, nor on seeds,
 rates and other numbers in which runs may differ. Addresses and numbers of each run are a `Run` in device memory; the
@@ -16,14 +16,17 @@ import numpy as np
 from dptrain.backend.cuda.attention import ATTENTION_THREADS, attention_call
 from dptrain.backend.cuda.convolutions import implicit
 from dptrain.backend.cuda.expressions import Quads, Writer, join_of, join_type
-from dptrain.backend.cuda.groups import Group, Grouping, Places, factors_of
 from dptrain.backend.cuda.libraries.providers import Problem, is_by_library, is_product, matrices, problem_of
 from dptrain.backend.cuda.loops import Address, LoopCall
+from dptrain.backend.cuda.policy import factors_of
 from dptrain.backend.cuda.products import COLUMNS_FAN, ProductPlan, product_plan, tree_levels
-from dptrain.backend.cuda.tma import COLUMNS, MAPS_BYTES, THREADS, Schedule, TensorMaps, schedule_of
+from dptrain.backend.cuda.tma import COLUMNS, MAPS_BYTES, THREADS, TensorMaps, schedule_of
+from dptrain.backend.cuda.tma import Schedule as TmaSchedule
 from dptrain.program.codegen.cpp import Ex, cast, ctype, numel_text
 from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
 from dptrain.program.lowering import ConvolutionLowering, UserKernel, lowering_of
+from dptrain.program.schedule.fuse import Schedule
+from dptrain.program.schedule.nest import Nest
 from dptrain.program.shapes import Shape, local, size
 from dptrain.program.tensor import OPS, DType, Tensor
 from dptrain.runtime.types import type_of
@@ -100,10 +103,10 @@ class OwnCall:
 
 @dataclass(eq=False)
 class GeneratedFunction:
-    """The C++ function of a group.
+    """The C++ function of a nest.
 
     Attributes:
-        group: that it computes; None for the step counter.
+        nest: that it computes; None for the step counter.
         about: its ops, for a comment.
         pointers: C++ names of stored tensors, in order; it stores those in `writes`.
         overlapping: tensors that share memory, such as a variable's old and new value.
@@ -122,7 +125,7 @@ class GeneratedFunction:
     """
 
     name: str
-    group: Group | None
+    nest: Nest | None
     about: str = ""
     body: list[str] = field(default_factory=list)
     pointers: dict[Tensor, str] = field(default_factory=dict)
@@ -168,7 +171,7 @@ class GeneratedFunction:
 
 
 class MemberWriter:
-    """Writes the terms, sums and stores of a group's members, whatever its kind."""
+    """Writes the terms, sums and stores of a nest's members, whatever its frame."""
 
     def __init__(self, stored: set[Tensor], names: Mapping[Tensor, str]) -> None:
         self._stored, self._names = stored, names
@@ -187,23 +190,21 @@ class MemberWriter:
                 w.write(f"{kind} {name}[{columns}];", "#pragma unroll")
                 w.write(f"for (int own = 0; own < {columns}; ++own) {name}[own] = {identity};")
 
-    def _join_terms(
-        self, w: Writer, places: Places, sums: Sequence[Tensor], of_column: str = "", guard: str = ""
-    ) -> None:
-        numbers = {tensor: number for number, tensor in enumerate(places.group.of("sum"))}
+    def _join_terms(self, w: Writer, nest: Nest, sums: Sequence[Tensor], of_column: str = "", guard: str = "") -> None:
+        numbers = {tensor: number for number, tensor in enumerate(nest.of("sum"))}
         for tensor in sums:
-            name, term = f"sum_{numbers[tensor]}{of_column}", self._term(w, places, tensor)
+            name, term = f"sum_{numbers[tensor]}{of_column}", self._term(w, nest, tensor)
             w.write(f"{guard}{name} = {join_of(tensor)}::join({name}, {term});")
 
-    def _term(self, w: Writer, places: Places, tensor: Tensor) -> str:
-        x, value = tensor.inputs[0], w.value(*places.term(tensor))
+    def _term(self, w: Writer, nest: Nest, tensor: Tensor) -> str:
+        x, value = tensor.inputs[0], w.value(*nest.term(tensor))
         if join_type(tensor).startswith("Best"):
-            return f"{join_type(tensor)}{{{value.text}, {w.at(places.place_of_term(tensor)).text}}}"
+            return f"{join_type(tensor)}{{{value.text}, {w.at(nest.position_of_term(tensor)).text}}}"
         return cast(value, x.dtype, tensor.dtype)
 
-    def _end_sums(self, function: GeneratedFunction, w: Writer, places: Places, group: Group) -> None:
+    def _end_sums(self, function: GeneratedFunction, w: Writer, nest: Nest) -> None:
         """Complete sums over all elements in the last block."""
-        sums = group.of("sum")
+        sums = nest.of("sum")
         if not sums:
             return
         function.blocks = max(1, function.blocks)
@@ -217,33 +218,29 @@ class MemberWriter:
                 f"if (threadIdx.x == 0) parts_{number}[block] = of_block_{number};",
             )
             last.append(f"const {wide} total_{number} = join_parts<{join_of(tensor)}>(parts_{number}, blocks, shared);")
-            w.know(tensor, places.final, self._total(tensor, number))
+            w.know(tensor, nest.final, self._total(tensor, number))
         w.write("if (!is_last_block(arrived, blocks, shared)) return;", *last)
-        self._finals(function, w, places, group, "threadIdx.x == 0")
+        self._finals(function, w, nest, "threadIdx.x == 0")
 
     def _total(self, tensor: Tensor, number: int) -> Ex:
         place = ".place" if join_of(tensor) == "First" else ""
         return Ex(f"(({ctype(tensor.dtype)})total_{number}{place})", 0)
 
-    def _finals(self, function: GeneratedFunction, w: Writer, places: Places, group: Group, condition: str) -> None:
+    def _finals(self, function: GeneratedFunction, w: Writer, nest: Nest, condition: str) -> None:
         with w.scope(0) as body:
-            values = [(tensor, w.value(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("sum")]
-            values += [
-                (tensor, w.computed(tensor, places.index(tensor.shape, "final"))) for tensor in group.of("final")
-            ]
+            values = [(tensor, w.value(tensor, nest.index(tensor.shape, "final"))) for tensor in nest.of("sum")]
+            values += [(tensor, w.computed(tensor, nest.index(tensor.shape, "final"))) for tensor in nest.of("final")]
             for tensor, value in values:
                 if tensor in self._stored:
-                    body.append(f"{self._target(function, w, tensor, places.final)} = {value.text};")
+                    body.append(f"{self._target(function, w, tensor, nest.final)} = {value.text};")
         if body:
             w.write(f"if ({condition}) {{", *_indented(body), "}")
 
-    def _store(
-        self, function: GeneratedFunction, w: Writer, places: Places, values: Iterable[tuple[Tensor, Ex]]
-    ) -> None:
+    def _store(self, function: GeneratedFunction, w: Writer, nest: Nest, values: Iterable[tuple[Tensor, Ex]]) -> None:
         """Store elements after all have been computed: other members may read the old values."""
         for tensor, value in values:
             if tensor in self._stored:
-                target = self._target(function, w, tensor, places.of("main"))
+                target = self._target(function, w, tensor, nest.position("main"))
                 pointer = function.pointers[tensor]
                 if w.quads is not None and target == f"{pointer}[{w.quads.index}]":
                     quad = w.fresh("quad")
@@ -259,30 +256,30 @@ class MemberWriter:
 
 
 class Generator(MemberWriter):
-    """Writes the functions of groups, given stored anchors, names, and addresses within loops."""
+    """Writes the functions of nests, given stored anchors, names, and addresses within loops."""
 
     def __init__(
         self,
-        grouping: Grouping,
+        schedule: Schedule,
         sizes: Local,
         stored: set[Tensor],
         names: Mapping[Tensor, str],
         addresses: Mapping[Tensor, Address],
     ) -> None:
         super().__init__(stored, names)
-        self._grouping, self._sizes, self._addresses = grouping, sizes, addresses
+        self._schedule, self._sizes, self._addresses = schedule, sizes, addresses
 
-    def function(self, group: Group) -> GeneratedFunction:
-        """Return the function of a group."""
-        stored_members = [tensor for tensor in group.roles if tensor in self._stored]
-        function = GeneratedFunction(f"{group.kind}_{self._names[stored_members[-1]]}", group)
-        function.about = f"{group.kind}: {', '.join(self._names[tensor] for tensor in group.roles)}"
+    def function(self, nest: Nest) -> GeneratedFunction:
+        """Return the function of a nest."""
+        stored_members = [tensor for tensor in nest.members if tensor in self._stored]
+        function = GeneratedFunction(f"{nest.frame}_{self._names[stored_members[-1]]}", nest)
+        function.about = f"{nest.frame}: {', '.join(self._names[tensor] for tensor in nest.members)}"
 
         def name(tensor: Tensor) -> str:
             return function.pointers.setdefault(tensor, self._names[tensor])
 
         def is_stored(tensor: Tensor) -> bool:
-            return tensor not in group.roles and self._grouping.is_stored(tensor)
+            return tensor not in nest.members and self._schedule.is_stored(tensor)
 
         def number(tensor: Tensor, attribute: str, value: Any, dtype: DType) -> str:
             called = "_".join([*([attribute] if attribute else []), self._names[tensor]])
@@ -290,7 +287,7 @@ class Generator(MemberWriter):
             return called
 
         writer = Writer(is_stored, name, number)
-        getattr(self, f"_{group.kind}")(function, group, writer, group.places)
+        getattr(self, f"_{nest.frame}")(function, nest, writer)
         function.body = _used(writer.lines)
         function.needs |= writer.needs
         function.reads = {tensor: set(places) for tensor, places in writer.loads.items()} | function.reads
@@ -301,26 +298,24 @@ class Generator(MemberWriter):
 
     # Kinds
 
-    def _map(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        sums = group.of("sum")
-        if not sums and numel(group.lead) == ONE:  # the same thread reads and replaces it
+    def _map(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        sums = nest.of("sum")
+        if not sums and numel(nest.lead) == ONE:  # the same thread reads and replaces it
             with w.scope(0) as body:
-                mains = [
-                    (tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")
-                ]
-                self._store(function, w, places, mains)
+                mains = [(tensor, w.computed(tensor, nest.index(tensor.shape, "main"))) for tensor in nest.of("main")]
+                self._store(function, w, nest, mains)
             w.write("if (threadIdx.x == 0) {", *_indented(body), "}")
             return
         self._begin_sums(w, sums)
-        quads = w.quads = Quads(w.at(places.element).text)
-        body = self._elements(function, w, places)
+        quads = w.quads = Quads(w.at(nest.element).text)
+        body = self._elements(function, w, nest)
         w.quads = None
         draws = "random.cuh" in w.needs
         if draws:
-            body = self._elements(function, w, places)
+            body = self._elements(function, w, nest)
         chunk = _SUMMED if sums else _DRAWN if draws else _MAPPED
-        function.blocks = -(-self._sizes.count(group.lead) // chunk)
-        w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({numel_text(group.lead)}));")
+        function.blocks = -(-self._sizes.count(nest.lead) // chunk)
+        w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({numel_text(nest.lead)}));")
         if draws:  # a thread uses all eight numbers of a block of random bits
             w.write(
                 f"for (Index first = (Index)block * {chunk} + threadIdx.x * 8; first < end; first += blockDim.x * 8)",
@@ -330,35 +325,34 @@ class Generator(MemberWriter):
             )
         else:
             _by_quads(w, chunk, body, quads)
-        self._end_sums(function, w, places, group)
+        self._end_sums(function, w, nest)
 
-    def _elements(self, function: GeneratedFunction, w: Writer, places: Places) -> list[str]:
-        group = places.group
+    def _elements(self, function: GeneratedFunction, w: Writer, nest: Nest) -> list[str]:
         with w.scope(1) as body:
-            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
-            self._join_terms(w, places, group.of("sum"), guard="if (first + own < end) " * (w.quads is not None))
-            self._store(function, w, places, mains)
+            mains = [(tensor, w.computed(tensor, nest.index(tensor.shape, "main"))) for tensor in nest.of("main")]
+            self._join_terms(w, nest, nest.of("sum"), guard="if (first + own < end) " * (w.quads is not None))
+            self._store(function, w, nest, mains)
         return body
 
-    def _rows(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        columns = self._sizes.count(group.inner)
+    def _rows(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        columns = self._sizes.count(nest.inner)
         is_long = columns >= _LONG_ROW
         lanes, join = ("blockDim.x", "block_join") if is_long else ("WARP", "warp_join")
-        rows = self._sizes.count(group.lead)
+        rows = self._sizes.count(nest.lead)
         function.blocks = rows  # in threads of a block; corrected below, once these are known
-        sums = group.of("sum")
+        sums = nest.of("sum")
         w.write(
             f"const int lane = threadIdx.x % {lanes};",
             f"const Index r = (Index)block * (blockDim.x / {lanes}) + threadIdx.x / {lanes};",
         )
         self._begin_sums(w, sums)
-        loop = f"for (Index c = lane; c < {numel_text(group.inner)}; c += {lanes}) {{"
+        loop = f"for (Index c = lane; c < {numel_text(nest.inner)}; c += {lanes}) {{"
         with w.scope(1) as row:
-            for reductions in _passes(group):
+            for reductions in _passes(nest):
                 accumulators = {tensor: w.fresh("best") for tensor in reductions}
                 with w.scope(2) as body:
                     for tensor, name in accumulators.items():
-                        body.append(f"{name} = {join_of(tensor)}::join({name}, {self._term(w, places, tensor)});")
+                        body.append(f"{name} = {join_of(tensor)}::join({name}, {self._term(w, nest, tensor)});")
                 row += [
                     f"{join_type(tensor)} {name} = {join_of(tensor)}::identity<{join_type(tensor)}>();"
                     for tensor, name in accumulators.items()
@@ -368,35 +362,33 @@ class Generator(MemberWriter):
                     shared = ", shared" if is_long else ""
                     row.append(f"{name} = {join}<{join_of(tensor)}>({name}{shared});")
                     place = f"{name}.place" if join_type(tensor).startswith("Best") else name
-                    w.know(tensor, places.row, Ex(place, 1))
-            by_row = {tensor for tensor in sums if places.is_of_rows(tensor)}
+                    w.know(tensor, nest.row, Ex(place, 1))
+            by_row = {tensor for tensor in sums if nest.has_term_of_row(tensor)}
             with w.scope(2) as body:
-                mains = [
-                    (tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")
-                ]
-                self._join_terms(w, places, [tensor for tensor in sums if tensor not in by_row])
-                self._store(function, w, places, mains)
+                mains = [(tensor, w.computed(tensor, nest.index(tensor.shape, "main"))) for tensor in nest.of("main")]
+                self._join_terms(w, nest, [tensor for tensor in sums if tensor not in by_row])
+                self._store(function, w, nest, mains)
             if body:
                 row += [loop, *_indented(body), "}"]
-            values = [(tensor, w.value(tensor, places.index(tensor.shape, "row"))) for tensor in group.of("reduce")]
-            values += [(tensor, w.computed(tensor, places.index(tensor.shape, "row"))) for tensor in group.of("row")]
+            values = [(tensor, w.value(tensor, nest.index(tensor.shape, "row"))) for tensor in nest.of("reduce")]
+            values += [(tensor, w.computed(tensor, nest.index(tensor.shape, "row"))) for tensor in nest.of("row")]
             ends: list[str] = []
             for number, tensor in enumerate(sums):
                 if tensor in by_row:
-                    term, name = self._term(w, places, tensor), f"sum_{number}"
+                    term, name = self._term(w, nest, tensor), f"sum_{number}"
                     ends.append(f"{name} = {join_of(tensor)}::join({name}, {term});")
             for tensor, value in values:
                 if tensor in self._stored:
-                    ends.append(f"{self._target(function, w, tensor, places.of('row'))} = {value.text};")
+                    ends.append(f"{self._target(function, w, tensor, nest.position('row'))} = {value.text};")
             if ends:
                 row += ["__syncthreads();" if is_long else "__syncwarp();", "if (lane == 0) {", *_indented(ends), "}"]
-        w.write(f"if (r < {numel_text(group.lead)}) {{", *_indented(row), "}")
+        w.write(f"if (r < {numel_text(nest.lead)}) {{", *_indented(row), "}")
         function.needs.add("long rows" if is_long else "rows")
-        self._end_sums(function, w, places, group)
+        self._end_sums(function, w, nest)
 
-    def _columns(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _columns(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
         """Sum over rows: a lane for each column of a tile, the other threads of a block share the rows."""
-        count, width = numel_text(group.inner), _tile_width(group.inner)
+        count, width = numel_text(nest.inner), _tile_width(nest.inner)
         function.needs.add("columns.cuh")
         w.write(
             f"const int tiles = (({count}) + {width - 1}) / {width};",
@@ -404,27 +396,27 @@ class Generator(MemberWriter):
             f"const Index column = (Index)tile * {width} + threadIdx.x % {width};",
             f"const Index c = min(column, (Index)({count}) - 1);",
         )
-        tiles = -(-self._sizes.count(group.inner) // width)
+        tiles = -(-self._sizes.count(nest.inner) // width)
         turns = f"column < {count}", f"(int)(threadIdx.x / {width})", f"(int)(blockDim.x / {width})"
         joined = "column_join", f", {width}", f"threadIdx.x < {width}"
-        self._over_rows(function, w, places, tiles, BLOCK // width * _THREAD_ROWS, turns, joined)
+        self._over_rows(function, w, nest, tiles, BLOCK // width * _THREAD_ROWS, turns, joined)
 
-    def _totals(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _totals(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
         """Sum over rows: a block for each column, its threads share the rows."""
         function.needs.add("columns.cuh")
         w.write(
-            f"const int tiles = {numel_text(group.inner)}, tile = block % tiles, chunk_number = block / tiles;",
+            f"const int tiles = {numel_text(nest.inner)}, tile = block % tiles, chunk_number = block / tiles;",
             "const Index c = tile;",
         )
         turns = "", "(int)threadIdx.x", "(int)blockDim.x"
         joined = "block_join", "", "threadIdx.x == 0"
-        self._over_rows(function, w, places, self._sizes.count(group.inner), _LONG_ROW, turns, joined)
+        self._over_rows(function, w, nest, self._sizes.count(nest.inner), _LONG_ROW, turns, joined)
 
     def _over_rows(
         self,
         function: GeneratedFunction,
         w: Writer,
-        places: Places,
+        nest: Nest,
         tiles: int,
         least: int,
         turns: tuple[str, str, str],
@@ -436,21 +428,21 @@ class Generator(MemberWriter):
         its first row and the stride of its rows. `joined`: the function that reduces over the threads of a column,
         its template's other arguments, and the condition for threads that get the result.
         """
-        group, count = places.group, numel_text(places.group.inner)
-        columns = self._sizes.count(group.inner)
+        count = numel_text(nest.inner)
+        columns = self._sizes.count(nest.inner)
         has_column, first, distance = turns
         join, others, condition_of_total = joined
-        rows = self._sizes.count(group.lead)
+        rows = self._sizes.count(nest.lead)
         chunk = max(least, -(-rows // _CHUNKS))
         chunks = max(1, -(-rows // chunk))
         function.blocks = chunks * tiles
         function.arguments += [Argument("int", "chunk", chunk), Argument("int", "chunks", chunks)]
         function.arguments += [Argument("unsigned int *", "arrived", 4 * tiles)]
-        sums = group.of("sum")
+        sums = nest.of("sum")
         self._begin_sums(w, sums)
-        lines = self._rows_ahead(function, w, places, first, distance)
+        lines = self._rows_ahead(function, w, nest, first, distance)
         w.write(
-            f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({numel_text(group.lead)}));",
+            f"const Index end = min((Index)(chunk_number + 1) * chunk, (Index)({numel_text(nest.lead)}));",
             *([f"if ({has_column})"] if has_column else []),
             *_indented(lines),
         )
@@ -468,25 +460,23 @@ class Generator(MemberWriter):
             join_arguments = f"parts_{number} + c, {count}, chunks, {first}, {distance}"
             of_chunks = f"chunks_join<{join_of(tensor)}>({join_arguments})"
             several.append(f"total_{number} = {join}<{join_of(tensor)}{others}>({of_chunks}, shared);")
-            w.know(tensor, places.final, self._total(tensor, number))
+            w.know(tensor, nest.final, self._total(tensor, number))
         w.write("if (chunks > 1) {", *_indented(several), "}")
         if any(_width(tensor) > 8 for tensor in sums):
             function.shared = str(2 * _SHARED)
-        self._finals(function, w, places, group, condition)
+        self._finals(function, w, nest, condition)
 
-    def _rows_ahead(
-        self, function: GeneratedFunction, w: Writer, places: Places, first: str, distance: str
-    ) -> list[str]:
+    def _rows_ahead(self, function: GeneratedFunction, w: Writer, nest: Nest, first: str, distance: str) -> list[str]:
         """Return the loop over a thread's rows, the first and the stride of which are given.
 
         It loads the elements of several rows before it computes with any. nvcc would not: a division has a branch,
         behind which it moves no load, so that a thread would wait for each row.
         """
         begin = f"(Index)chunk_number * chunk + {first}"
-        body, index, quads = self._row(function, w, places, ahead=True)
+        body, index, quads = self._row(function, w, nest, ahead=True)
         rows = next((rows for lines, rows in _ROWS_AHEAD if len(body) <= lines), 1)
         if rows == 1 or not quads.loaded:
-            body, _, _ = self._row(function, w, places, ahead=False)
+            body, _, _ = self._row(function, w, nest, ahead=False)
             loop = f"for (Index r = {begin}; r < end; r += {distance}) {{"
             return [*(["#pragma unroll 4"] if rows > 1 else []), loop, *_indented(body), "}"]
         return [
@@ -510,22 +500,21 @@ class Generator(MemberWriter):
         ]
 
     def _row(
-        self, function: GeneratedFunction, w: Writer, places: Places, ahead: bool
+        self, function: GeneratedFunction, w: Writer, nest: Nest, ahead: bool
     ) -> tuple[list[str], list[str], Quads]:
         """Return the statements for a row of a sum, those of its element's index, and what is loaded ahead."""
-        group = places.group
         with w.scope(1) as body:
-            quads = Quads(w.at(places.element).text)
+            quads = Quads(w.at(nest.element).text)
             index = list(body)
             w.quads = quads if ahead else None
-            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
-            self._join_terms(w, places, group.of("sum"))
+            mains = [(tensor, w.computed(tensor, nest.index(tensor.shape, "main"))) for tensor in nest.of("main")]
+            self._join_terms(w, nest, nest.of("sum"))
             w.quads = None
-            self._store(function, w, places, mains)
+            self._store(function, w, nest, mains)
         return body, index, quads
 
-    def _product(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        (result,) = [tensor for tensor in group.roles if is_product(tensor)]
+    def _product(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        (result,) = [tensor for tensor in nest.members if is_product(tensor)]
         (a, transposed_a), (b, transposed_b) = factors_of(result)
         names = [function.pointers.setdefault(factor, self._names[factor]) for factor in (a, b)]
         for factor in (a, b):
@@ -534,7 +523,7 @@ class Generator(MemberWriter):
             self._library(function, w, result, (a, b), (transposed_a, transposed_b))
             return
         if isinstance(lowering_of(result), ConvolutionLowering):
-            self._convolution(function, result, names, w, places)
+            self._convolution(function, result, names, w, nest)
             return
         dimensions = matrices(result, transposed_a, self._sizes.count)
         (M, N, K), batch, steps = dimensions.sizes, dimensions.batch, dimensions.steps
@@ -543,7 +532,7 @@ class Generator(MemberWriter):
         moves = any(factor in self._addresses and self._addresses[factor].terms for factor in (a, b))
         if schedule is not None and batch == 1 and not moves:
             function.maps = TensorMaps(schedule, (a, b), (M, N, K), (transposed_a, transposed_b))
-            self._by_tensor_maps(function, function.maps, w, self._epilogue(function, group, result, w, places))
+            self._by_tensor_maps(function, function.maps, w, self._epilogue(function, nest, result, w))
             return
         self._cut(function, (M, N, K), plan, batch)
         kernel = self._tiled(function, result, plan, (transposed_a, transposed_b))
@@ -556,7 +545,7 @@ class Generator(MemberWriter):
                 for name_of_factor, value in zip("ab", wide, strict=True)
             ),
         ]
-        body = self._epilogue(function, group, result, w, places)
+        body = self._epilogue(function, nest, result, w)
         w.write(
             f"const ProductOf<{ctype(a.dtype)}> of{{{names[0]}, {names[1]}, M, N, K, step_a, step_b, depth, slices, "
             f"wide_a && aligned({names[0]}), wide_b && aligned({names[1]}), parts, arrived}};",
@@ -605,11 +594,11 @@ class Generator(MemberWriter):
             function.call.steps = first, second, 4 * M * N
 
     def _convolution(
-        self, function: GeneratedFunction, result: Tensor, names: Sequence[str], w: Writer, places: Places
+        self, function: GeneratedFunction, result: Tensor, names: Sequence[str], w: Writer, nest: Nest
     ) -> None:
         product = implicit(result, self._sizes.count)
         M, N, K = product.sizes
-        sums = places.group.of("sum")
+        sums = nest.of("sum")
         plan = product_plan(M * product.count, N, K, _precision(result), gathered=True)
         self._cut(function, product.sizes, plan, product.count, least=1 if sums else 0)
         kernel = self._tiled(function, result, plan, product.transposed)
@@ -625,7 +614,7 @@ class Generator(MemberWriter):
                 "arrived + phase * tiles * slice_counters(slices)",
             )
         self._begin_sums(w, sums, plan.tiling.own_columns)
-        body = self._epilogue(function, places.group, result, w, places)
+        body = self._epilogue(function, nest, result, w)
         wide = (f"{is_wide} && aligned({name})" for is_wide, name in zip(product.wide, names, strict=True))
         w.write(
             *product.lines,
@@ -638,14 +627,14 @@ class Generator(MemberWriter):
             f"}}, {', '.join(product.matrices)}{', [&](const auto &columns) {' if sums else ');'}",
         )
         if sums:
-            self._columns_of_tiles(function, w, places, plan, (M, N), product.count)
+            self._columns_of_tiles(function, w, nest, plan, (M, N), product.count)
             w.write("});")
 
     def _columns_of_tiles(
         self,
         function: GeneratedFunction,
         w: Writer,
-        places: Places,
+        nest: Nest,
         plan: ProductPlan,
         sizes: tuple[int, int],
         phases: int,
@@ -658,13 +647,13 @@ class Generator(MemberWriter):
         arrived.value += 4 * of_columns * sum(nodes[1:])
         function.arguments.append(Argument("int", "row_tiles", tiles))
         leave, take = list[str](), list[str]()
-        for number, tensor in enumerate(places.group.of("sum")):
+        for number, tensor in enumerate(nest.of("sum")):
             part = f"parts_{number}"
             function.arguments.append(Argument(f"{_wide(tensor)} *", part, _width(tensor) * sum(nodes[:-1]) * N))
             w.write(f"    {_wide(tensor)} total_{number} = columns.template join<{join_of(tensor)}>(sum_{number});")
             leave.append(f"{part}[(long long)n * N + c] = total_{number};")
             take.append(f"total_{number} = columns.template join<{join_of(tensor)}>({part}, begin, count);")
-            w.know(tensor, places.final, self._total(tensor, number))
+            w.know(tensor, nest.final, self._total(tensor, number))
         tile = "columns.row_tile" + (f" + phase * (row_tiles / {phases})" if phases > 1 else "")
         w.write(
             "    const Index c = columns.column();",
@@ -674,7 +663,7 @@ class Generator(MemberWriter):
             f"    auto take = [&](int begin, int count) {{ {' '.join(take)} }};",
             f"    if (!columns.over_tiles({tile}, row_tiles, slices, arrived, leave, take)) return;",
         )
-        self._finals(function, w, places, places.group, "columns.has_column()")
+        self._finals(function, w, nest, "columns.has_column()")
 
     def _cut(
         self, function: GeneratedFunction, sizes: tuple[int, int, int], plan: ProductPlan, matrices: int, least: int = 0
@@ -691,15 +680,13 @@ class Generator(MemberWriter):
             Argument("unsigned int *", "arrived", 4 * tiles * plan.counters),
         ]
 
-    def _epilogue(
-        self, function: GeneratedFunction, group: Group, result: Tensor, w: Writer, places: Places
-    ) -> list[str]:
+    def _epilogue(self, function: GeneratedFunction, nest: Nest, result: Tensor, w: Writer) -> list[str]:
         """Return the statements that consume `sum`, the product's element (r, c), `own` among the thread's."""
         with w.scope(1) as body:
-            w.know(result, places.element, Ex("sum", 2))
-            mains = [(tensor, w.value(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
-            self._join_terms(w, places, group.of("sum"), "[own]")
-            self._store(function, w, places, mains)
+            w.know(result, nest.element, Ex("sum", 2))
+            mains = [(tensor, w.value(tensor, nest.index(tensor.shape, "main"))) for tensor in nest.of("main")]
+            self._join_terms(w, nest, nest.of("sum"), "[own]")
+            self._store(function, w, nest, mains)
         return body
 
     def _tiled(
@@ -722,8 +709,8 @@ class Generator(MemberWriter):
         of_type = f"{ctype(result.inputs[0].dtype)}, " if tiling.kernel in ("product_half", "product_wgmma") else ""
         return f"{tiling.kernel}<{of_type}{numbers}>"
 
-    def _call(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        (tensor,) = group.roles
+    def _call(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        (tensor,) = nest.members
         user = lowering_of(tensor)
         for operand in tensor.inputs:
             w.pointer(operand)
@@ -741,9 +728,9 @@ class Generator(MemberWriter):
         function.arguments.append(Argument("char *", "others", end))
         function.call = OwnCall(tensor, other_outputs)
 
-    def _attention(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        tensor = next(iter(group.roles))
-        of_values = {value.index: self._target(function, w, value, None) for value in group.roles}
+    def _attention(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        tensor = next(iter(nest.members))
+        of_values = {value.index: self._target(function, w, value, None) for value in nest.members}
         values = [of_values.get(number, "nullptr") for number in range(2)]
         scale = f"scale_{self._names[tensor]}"
         function.numbers[scale] = np.float32(tensor.attributes["scale"])
@@ -754,11 +741,11 @@ class Generator(MemberWriter):
         function.needs.add(call.header)
         w.write(*call.lines)
 
-    def _loop(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
+    def _loop(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
         """Set the call of a loop, whose steps `Composition` fills in."""
-        for operand in next(iter(group.roles)).inputs:
+        for operand in next(iter(nest.members)).inputs:
             w.pointer(operand)
-        for value in group.roles:
+        for value in nest.members:
             self._target(function, w, value, None)
 
 
@@ -812,7 +799,7 @@ class Kernel:
         return max(function.dynamic for function in self.functions)
 
     @property
-    def schedule(self) -> Schedule | None:
+    def schedule(self) -> TmaSchedule | None:
         """The schedule of its products by tensor maps; None if it has none."""
         maps = self.functions[0].maps
         return None if maps is None else maps.schedule
@@ -1063,25 +1050,25 @@ _RESERVED = re.compile(
 )
 
 
-def _passes(group: Group) -> list[list[Tensor]]:
+def _passes(nest: Nest) -> list[list[Tensor]]:
     """Group a row's reductions into passes of independent ones."""
     passes: list[list[Tensor]] = []
-    for tensor in group.of("reduce"):
-        if passes and not _needs(tensor, set(passes[-1]), group):
+    for tensor in nest.of("reduce"):
+        if passes and not _needs(tensor, set(passes[-1]), nest):
             passes[-1].append(tensor)
         else:
             passes.append([tensor])
     return passes
 
 
-def _needs(tensor: Tensor, targets: set[Tensor], group: Group) -> bool:
+def _needs(tensor: Tensor, targets: set[Tensor], nest: Nest) -> bool:
     visited: set[Tensor] = set()
     stack = list(tensor.inputs)
     while stack:
         tensor_read = stack.pop()
         if tensor_read in targets:
             return True
-        if tensor_read not in visited and (tensor_read in group.roles or tensor_read.op is not None):
+        if tensor_read not in visited and (tensor_read in nest.members or tensor_read.op is not None):
             visited.add(tensor_read)
             stack += tensor_read.inputs
     return False

@@ -8,14 +8,15 @@ import numpy as np
 
 from dptrain.backend.cuda.expressions import Writer, join_of
 from dptrain.backend.cuda.generate import BLOCK, Argument, GeneratedFunction, Generator, Local
-from dptrain.backend.cuda.groups import Group, Places, factors_of
 from dptrain.backend.cuda.libraries.providers import is_by_library, is_product
 from dptrain.backend.cuda.loops import LoopCall
+from dptrain.backend.cuda.policy import factors_of
 from dptrain.program.codegen.cpp import ctype, numel_text
 from dptrain.program.codegen.index_expr import IndexExpr, numel, unravel
 from dptrain.program.lowering import Product, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.schedule.loops import BUFFERS, Repeat
+from dptrain.program.schedule.nest import Nest
 from dptrain.program.tensor import Tensor
 
 # Rows of a block: the fewest that take at most so many blocks. More blocks together would read too much of L2.
@@ -31,7 +32,7 @@ class RowLoop:
     # sums: reductions over the rows, each with the carry that it is added to, and the next one. A block adds up terms
     # of its own rows; the last block adds up all.
 
-    def __init__(self, repeat: Repeat, functions: Mapping[Group, GeneratedFunction]) -> None:
+    def __init__(self, repeat: Repeat, functions: Mapping[Nest, GeneratedFunction]) -> None:
         self._repeat, self._functions = repeat, functions
         self.sums = self._sums()
         added = {tensor for carries in self.sums.values() for tensor in carries}
@@ -43,7 +44,7 @@ class RowLoop:
         """Return the rows of a block that executes all steps; None for a loop whose steps are launched one by one."""
         if self._repeat.length is None or self._repeat.length < 2:  # such as what is computed again for a gradient
             return None
-        products = [tensor for group in self._functions for tensor in group.roles if is_product(tensor)]
+        products = [tensor for nest in self._functions for tensor in nest.members if is_product(tensor)]
         weights = sum(sizes.count(b.shape) * b.dtype.itemsize for _, (b, _) in map(factors_of, products))
         if not (products and self.rows) or weights > _WEIGHTS or not all(map(self._is_by_rows, self._functions)):
             return None
@@ -52,23 +53,23 @@ class RowLoop:
     def _sums(self) -> dict[Tensor, tuple[Tensor, Tensor]]:
         sums: dict[Tensor, tuple[Tensor, Tensor]] = {}
         add = OPERATORS["+"]
-        for group, function in self._functions.items():
+        for nest, function in self._functions.items():
             for carry, total in ((carry.leaf, carry.result) for carry in self._repeat.carries):
-                if group.kind != "columns" or group.roles.get(total) != "final" or total.op is not add:
+                if nest.frame != "columns" or nest.members.get(total) != "final" or total.op is not add:
                     continue
                 others = [read for read in total.inputs if read is not carry]
                 readers = [reader for reader in self._functions.values() if {carry, total} & reader.reads.keys()]
-                if len(others) == 1 and readers == [function] and _is_sum(others[0], group, carry):
+                if len(others) == 1 and readers == [function] and _is_sum(others[0], nest, carry):
                     sums[others[0]] = carry, total
         return sums
 
-    def _is_by_rows(self, group: Group) -> bool:
-        """Whether each row of what a group stores is made of the same row of what steps store."""
-        function = self._functions[group]
-        if numel(group.lead[:1]) != numel(self.rows) or not self._has_rows(group):
+    def _is_by_rows(self, nest: Nest) -> bool:
+        """Whether each row of what a nest stores is made of the same row of what steps store."""
+        function = self._functions[nest]
+        if numel(nest.lead[:1]) != numel(self.rows) or not self._has_rows(nest):
             return False
-        row = unravel(group.places.element, (*group.lead, *group.inner))[0]
-        whole = {read for tensor in group.roles if is_product(tensor) for read, _ in factors_of(tensor)[:1]}
+        row = unravel(nest.element, (*nest.lead, *nest.inner))[0]
+        whole = {read for tensor in nest.members if is_product(tensor) for read, _ in factors_of(tensor)[:1]}
         places = [
             (tensor, place)
             for tensor, places in function.reads.items()
@@ -78,16 +79,16 @@ class RowLoop:
         places += [(tensor, function.places[tensor]) for tensor in function.writes]
         return all(self._is_at(*place, row) for place in places if place[0] in self._changing)
 
-    def _has_rows(self, group: Group) -> bool:
-        if group.kind == "columns":
+    def _has_rows(self, nest: Nest) -> bool:
+        if nest.frame == "columns":
             totals = {total for _, total in self.sums.values()}
-            return self.sums.keys() >= set(group.of("sum")) and totals >= set(group.of("final"))
-        if set(group.roles.values()) != {"main"} or group.kind not in ("map", "product"):
+            return self.sums.keys() >= set(nest.of("sum")) and totals >= set(nest.of("final"))
+        if set(nest.members.values()) != {"main"} or nest.frame not in ("map", "product"):
             return False
-        return group.kind == "map" or self._multiplies_rows(group)
+        return nest.frame == "map" or self._multiplies_rows(nest)
 
-    def _multiplies_rows(self, group: Group) -> bool:
-        (result,) = (tensor for tensor in group.roles if is_product(tensor))
+    def _multiplies_rows(self, nest: Nest) -> bool:
+        (result,) = (tensor for tensor in nest.members if is_product(tensor))
         if is_by_library(result) or not isinstance(lowering_of(result), Product) or result.ndim != 2:
             return False
         (a, transposed_a), (b, transposed_b) = factors_of(result)
@@ -100,9 +101,9 @@ class RowLoop:
         return place is not None and is_of_rows and (place - row.times(columns)).is_below(columns)
 
 
-def _is_sum(tensor: Tensor, group: Group, carry: Tensor) -> bool:
+def _is_sum(tensor: Tensor, nest: Nest, carry: Tensor) -> bool:
     is_float32 = tensor.dtype == carry.dtype == np.float32
-    return is_float32 and group.roles.get(tensor) == "sum" and join_of(tensor) == "Sum"
+    return is_float32 and nest.members.get(tensor) == "sum" and join_of(tensor) == "Sum"
 
 
 class RowsGenerator(Generator):
@@ -114,7 +115,7 @@ class RowsGenerator(Generator):
 
     def fill(self, function: GeneratedFunction, call: LoopCall) -> set[Tensor]:
         """Let a function execute all steps of a loop; return the tensors of a step that need memory."""
-        steps = [self.function(group) for group in sorted(self._grouping.groups, key=lambda group: group.level)]
+        steps = [self.function(nest) for nest in sorted(self._schedule.nests, key=lambda nest: nest.level)]
         rows, in_memory = self._rows_of_block, set[Tensor]()
         for step in steps:
             outer = {tensor: self._addresses[tensor].base for tensor in step.pointers if tensor in self._addresses}
@@ -148,7 +149,7 @@ class RowsGenerator(Generator):
             at = self._addresses[tensor]
             const = "" if at.base in function.writes else "const "
             lines.append(f"{const}{ctype(tensor.dtype)} *const {self._names[tensor]} = {at.name} + {at.offset or '0'};")
-        for level, functions in groupby(steps, lambda step: step.group.level):  # type: ignore[union-attr]
+        for level, functions in groupby(steps, lambda step: step.nest.level):  # type: ignore[union-attr]
             for step in functions:
                 lines += [f"{{  // {step.about}", *_indented(step.body), "}"]
             lines.append(f"__syncthreads();  // level {level}")
@@ -176,8 +177,8 @@ class RowsGenerator(Generator):
             after.insert(0, "if (!is_last_block(arrived, blocks, shared)) return;")
         return before, after
 
-    def _map(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        body, columns = self._elements(function, w, places), numel_text(group.lead[1:])
+    def _map(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        body, columns = self._elements(function, w, nest), numel_text(nest.lead[1:])
         w.write(
             f"for (Index i = first_of_block * ({columns}) + threadIdx.x; i < end_of_block * ({columns}); "
             "i += blockDim.x) {",
@@ -185,12 +186,12 @@ class RowsGenerator(Generator):
             "}",
         )
 
-    def _product(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        (result,) = (tensor for tensor in group.roles if is_product(tensor))
+    def _product(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        (result,) = (tensor for tensor in nest.members if is_product(tensor))
         (a, _), (b, _) = factors_of(result)
         names = ", ".join(w.pointer(factor) for factor in (a, b))
         sizes = f"{numel_text(result.shape[1:])}, {numel_text(result.inputs[0].shape[1:])}"
-        body = self._epilogue(function, group, result, w, places)
+        body = self._epilogue(function, nest, result, w)
         w.write(
             f"rows_product<{self._rows_of_block}>(shared, {names}, first_of_block, end_of_block, {sizes}, "
             "[&](Index r, Index c, float sum) {",
@@ -198,13 +199,13 @@ class RowsGenerator(Generator):
             "});",
         )
 
-    def _columns(self, function: GeneratedFunction, group: Group, w: Writer, places: Places) -> None:
-        sums, columns = group.of("sum"), numel_text(group.inner)
+    def _columns(self, function: GeneratedFunction, nest: Nest, w: Writer) -> None:
+        sums, columns = nest.of("sum"), numel_text(nest.inner)
         self._begin_sums(w, sums)
         with w.scope(1) as body:
-            mains = [(tensor, w.computed(tensor, places.index(tensor.shape, "main"))) for tensor in group.of("main")]
-            self._join_terms(w, places, sums)
-            self._store(function, w, places, mains)
+            mains = [(tensor, w.computed(tensor, nest.index(tensor.shape, "main"))) for tensor in nest.of("main")]
+            self._join_terms(w, nest, sums)
+            self._store(function, w, nest, mains)
         lines = [*w.lines, "for (Index r = first_of_block; r < end_of_block; ++r) {", *_indented(body), "}"]
         for number, tensor in enumerate(sums):
             lines.append(f"parts_{self._names[tensor]}[(long long)block * ({columns}) + c] += sum_{number};")

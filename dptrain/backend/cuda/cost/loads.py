@@ -44,7 +44,7 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
     read = written = 0
     operations: Counter[Unit] = Counter()
     for function in kernel.functions:
-        if function.group is None:  # the step counter
+        if function.nest is None:  # the step counter
             read, written = read + 8, written + 8
             continue
         demands = _demands(function, composition)
@@ -56,7 +56,7 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
         scratch = sum(argument.value for argument in function.arguments if argument.is_scratch)
         read, written = read + scratch, written + scratch
         for tensor in demands:
-            if tensor not in function.pointers or tensor in function.group.roles:
+            if tensor not in function.pointers or tensor in function.nest.members:
                 unit = _UNITS.get(str(tensor.attributes.get("precision")), "FP32")
                 operations[unit] += flops(tensor)
     shared = (
@@ -77,8 +77,8 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
 
 
 def _loaded(function: GeneratedFunction, demands: Mapping[Tensor, int]) -> list[Tensor]:
-    assert function.group is not None
-    return [tensor for tensor in function.pointers if tensor not in function.group.roles and tensor in demands]
+    assert function.nest is not None
+    return [tensor for tensor in function.pointers if tensor not in function.nest.members and tensor in demands]
 
 
 def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tensor, int]:
@@ -87,9 +87,9 @@ def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tens
     A view, a gather or an elementwise op needs at most as many elements of its operands as of itself; other ops need
     all.
     """
-    assert function.group is not None
-    roles, count = function.group.roles, composition.sizes.count
-    demands = {member: count(member.shape) for member in roles}
+    assert function.nest is not None
+    members, count = function.nest.members, composition.sizes.count
+    demands = {member: count(member.shape) for member in members}
     for tensor in reversed(computed(function)):
         for read in tensor.inputs:
             count_needed = demands[tensor] if isinstance(lowering_of(tensor), _BY_ELEMENT) else count(read.shape)
@@ -99,16 +99,16 @@ def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tens
 
 def computed(function: GeneratedFunction) -> list[Tensor]:
     """Return the tensors that a function computes, stored or not, in topological order."""
-    assert function.group is not None
-    roles = function.group.roles
+    assert function.nest is not None
+    members = function.nest.members
     order: list[Tensor] = []
     visited: set[Tensor] = set()
-    stack = [(member, False) for member in roles]
+    stack = [(member, False) for member in members]
     while stack:
         tensor, inputs_done = stack.pop()
         if inputs_done:
             order.append(tensor)
-        elif tensor not in visited and tensor.op is not None and (tensor in roles or tensor not in function.pointers):
+        elif tensor not in visited and tensor.op is not None and (tensor in members or tensor not in function.pointers):
             visited.add(tensor)
             stack.append((tensor, True))
             stack += [(operand, False) for operand in tensor.inputs]

@@ -79,5 +79,5 @@ def test_halves_are_read_as_they_are(dtype, of_halves):
     expected, actual = evaluate(program, values)[0], evaluate(composition.program, values)[0]
     for name, value in expected.items():
         np.testing.assert_allclose(actual[name], value, rtol=0.01, atol=0.01)
-    kernels = [function for function in functions(composition) if function.group and function.group.kind == "attention"]
+    kernels = [function for function in functions(composition) if function.nest and function.nest.frame == "attention"]
     assert all(sum(tensor.dtype.name == dtype for tensor in function.reads) >= 3 for function in kernels)

@@ -62,7 +62,7 @@ def test_a_training_in_half_precision_keeps_its_matrices_in_two_bytes(dtype):
     program, _ = mlp(np.random.default_rng(0), compute=dtype)
     generated = Composition(program)
     functions = [function for stage in generated.stages for kernel in stage for function in kernel.functions]
-    products = [function for function in functions if function.group is not None and function.group.kind == "product"]
+    products = [function for function in functions if function.nest is not None and function.nest.frame == "product"]
     assert len(products) == 5
     for product in products:
         assert f"product_half<dp_{dtype}, " in "\n".join(product.body)
@@ -119,7 +119,7 @@ def test_updates_do_not_share_a_launch_with_products_where_another_comes_later()
     updates = [[function.name for function in kernel.functions if "new_" in function.name] for kernel in launches]
     assert len(launches) == 7, "not one launch more"
     assert {"map_new_w1", "map_new_w2", "columns_new_b1", "columns_new_b2"} <= set(updates[-1])
-    assert all(function.group.kind != "product" for function in launches[-1].functions)
+    assert all(function.nest.frame != "product" for function in launches[-1].functions)
     assert launches[-1].threads == 256
 
 

@@ -232,7 +232,7 @@ def test_memory_of_what_blocks_write_is_apart():
     loops = [function for function in functions if function.name.startswith("loop")]
     assert len(loops) == 2
     for function in loops:
-        carries = set(LoopCall(next(iter(function.group.roles)).node, 0).first_carries)
+        carries = set(LoopCall(next(iter(function.nest.members)).node, 0).first_carries)
         parts = sorted(
             (composition.plan.offsets[tensor], (1 + (tensor in carries)) * 4 * composition.sizes.count(tensor.shape))
             for tensor in function.pointers

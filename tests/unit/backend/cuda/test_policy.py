@@ -8,12 +8,13 @@ import pytest
 from dptrain import ops
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.generate import Local
-from dptrain.backend.cuda.groups import Grouping, factors_of, operand_of
 from dptrain.backend.cuda.libraries.providers import asked, with_providers
+from dptrain.backend.cuda.policy import POLICY, factors_of, operand_of
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import Program, trace
+from dptrain.program.schedule.fuse import fuse
 from dptrain.program.tensor import Variable
 from tests.ops.test_products_of_views import VIEWS, viewed
 
@@ -40,11 +41,11 @@ def test_transposes_are_looked_through():
     assert base is program.outputs["y"].inputs[0]
 
 
-def groups_of(step, *, gemm="dptrain", conv="dptrain", **inputs):
-    """Return kind and names of the ops of each group of a program of float32."""
+def nests_of(step, *, gemm="dptrain", conv="dptrain", **inputs):
+    """Return frame and names of the ops of each nest of a program of float32."""
     program = trace(step, {name: (shape, "float32") for name, shape in inputs.items()})
     program = with_providers(program, asked(gemm, conv), Local(4, 0, 4).count, factors_of)
-    return {(group.kind, *(member.op.name for member in group.roles)) for group in Grouping(program).groups}
+    return {(nest.frame, *(member.op.name for member in nest.members)) for nest in fuse(program, POLICY).nests}
 
 
 IMAGES = {"x": (Dim.rows(4), 6, 6, 3), "kernel": (3, 3, 3, 8), "bias": (8,)}
@@ -61,7 +62,7 @@ def test_what_follows_a_convolution_is_computed_with_it():
             "wide": ops.relu(ops.conv(ops.cast(x, "float64"), kernel)),
         }
 
-    assert groups_of(step, **IMAGES) == {
+    assert nests_of(step, **IMAGES) == {
         ("product", "conv2d", "relu", "where"),
         ("product", "conv2d_input", "multiply"),
         ("product", "conv2d_kernel", "add"),
@@ -75,17 +76,17 @@ def test_a_library_of_products_leaves_convolutions_to_our_kernels():
         y = ops.relu(ops.conv(x, kernel) + bias)
         return {"y": y, "product": ops.relu(ops.reshape(y, (-1, 8)) @ ops.ones((8, 2)) + 1.0)}
 
-    groups = groups_of(step, gemm="cublaslt", **IMAGES)
-    assert groups == {("product", "conv2d", "relu"), ("product", "batch_matmul"), ("map", "relu")}
+    nests = nests_of(step, gemm="cublaslt", **IMAGES)
+    assert nests == {("product", "conv2d", "relu"), ("product", "batch_matmul"), ("map", "relu")}
     # cuDNN's kernels have axes of their own; what follows them is computed by itself.
-    groups = groups_of(step, conv="cudnn", **IMAGES)
-    assert groups == {
+    nests = nests_of(step, conv="cudnn", **IMAGES)
+    assert nests == {
         ("product", "conv2d"),
         ("map", "transpose_to"),
         ("map", "relu"),
         ("product", "batch_matmul", "relu"),
     }
-    assert groups_of(step, gemm="auto", conv="auto", **IMAGES) == groups_of(step, **IMAGES), "nothing is measured here"
+    assert nests_of(step, gemm="auto", conv="auto", **IMAGES) == nests_of(step, **IMAGES), "nothing is measured here"
 
 
 def test_a_new_kernel_is_computed_with_its_gradient_unless_others_read_the_old_one():
@@ -98,9 +99,9 @@ def test_a_new_kernel_is_computed_with_its_gradient_unless_others_read_the_old_o
             kernel.assign(kernel - 0.1 * gradient)
         return {}
 
-    groups = groups_of(step, x=(Dim.rows(4), 6, 6, 3))
-    assert ("product", "conv2d_kernel", "subtract") in groups, "of the first layer"
-    assert {("product", "conv2d_kernel"), ("map", "subtract")} <= groups, (
+    nests = nests_of(step, x=(Dim.rows(4), 6, 6, 3))
+    assert ("product", "conv2d_kernel", "subtract") in nests, "of the first layer"
+    assert {("product", "conv2d_kernel"), ("map", "subtract")} <= nests, (
         "of the second, beside the product for the first"
     )
 
@@ -117,10 +118,10 @@ def test_a_convolution_adds_up_its_results_over_rows_and_places():
 
     inputs = {"x": IMAGES["x"], "kernel": IMAGES["kernel"]}
     summed = "conv2d", "reduce_sum", "divide", "add"
-    groups = groups_of(step, **inputs)
-    assert ("product", *summed) in groups
-    assert {group[0] for group in groups if "reduce_max" in group or group[1:] == ("reduce_sum",)} == {"columns"}
-    assert ("columns", "reduce_sum", "divide", "reduce_max", "add") in groups_of(step, conv="cudnn", **inputs)
+    nests = nests_of(step, **inputs)
+    assert ("product", *summed) in nests
+    assert {nest[0] for nest in nests if "reduce_max" in nest or nest[1:] == ("reduce_sum",)} == {"columns"}
+    assert ("columns", "reduce_sum", "divide", "reduce_max", "add") in nests_of(step, conv="cudnn", **inputs)
 
 
 def test_a_product_of_matrices_leaves_sums_over_its_rows_to_others():
@@ -128,8 +129,8 @@ def test_a_product_of_matrices_leaves_sums_over_its_rows_to_others():
         y = x @ kernel
         return {"y": y, "sum": ops.sum(y, 0)}
 
-    groups = groups_of(step, x=(Dim.rows(4), 6), kernel=(6, 8))
-    assert groups == {("product", "batch_matmul"), ("columns", "reduce_sum")}
+    nests = nests_of(step, x=(Dim.rows(4), 6), kernel=(6, 8))
+    assert nests == {("product", "batch_matmul"), ("columns", "reduce_sum")}
 
 
 def test_a_convolution_whose_sums_update_what_others_still_read_leaves_the_update():
@@ -142,8 +143,8 @@ def test_a_convolution_whose_sums_update_what_others_still_read_leaves_the_updat
         scale.assign(scale - ops.sum(dx, (0, 1, 2)))
         return {"y": y, "dx": dx}
 
-    groups = groups_of(step, x=(Dim.rows(4), 6, 6, 3), kernel=(3, 3, 3, 8), beside=(3, 3, 3, 3))
-    assert {("product", "conv2d", "reduce_sum"), ("map", "subtract")} <= groups
+    nests = nests_of(step, x=(Dim.rows(4), 6, 6, 3), kernel=(3, 3, 3, 8), beside=(3, 3, 3, 3))
+    assert {("product", "conv2d", "reduce_sum"), ("map", "subtract")} <= nests
 
 
 def test_convolutions_look_through_views_that_keep_the_order():
@@ -188,15 +189,15 @@ def test_a_long_row_of_ops_is_written_once():
     assert composition.source().count("tanh(") == 300
 
 
-def test_no_group_waits_for_one_of_its_level():
+def test_no_nest_waits_for_one_of_its_level():
     """Or each of these two would have to run after the other one."""
 
     def step(a, b):
         of_a, of_b = ops.max(a, 1, keepdims=True), ops.max(b, 1, keepdims=True)
         return {"y": a - of_a + of_b[0], "z": b - of_b + of_a[0]}
 
-    groups = Grouping(trace(step, {"a": ((4, 6), "float32"), "b": ((5, 7), "float32")})).groups
-    waits = [(before.level, group.level) for group in groups for before in group.after]
+    nests = fuse(trace(step, {"a": ((4, 6), "float32"), "b": ((5, 7), "float32")}), POLICY).nests
+    waits = [(before.level, nest.level) for nest in nests for before in nest.after]
     assert len(waits) > 1
     assert all(before < level for before, level in waits)
 
@@ -210,14 +211,14 @@ def chain(x, length):
 
 @pytest.mark.parametrize(("length", "stored"), [(64, 1), (65, 1), (66, 2)])
 def test_long_chains_are_cut(length, stored):
-    assert len(Grouping(trace(lambda x: {"y": chain(x, length)}, {"x": ((4, 6), "float32")})).anchors) == stored
+    assert len(fuse(trace(lambda x: {"y": chain(x, length)}, {"x": ((4, 6), "float32")}), POLICY).anchors) == stored
 
 
 @pytest.mark.parametrize(("length", "stored"), [(32, False), (33, True)])
-def test_what_many_ops_compute_for_two_groups_is_stored(length, stored):
+def test_what_many_ops_compute_for_two_nests_is_stored(length, stored):
     def step(x):
         y = chain(x, length)
         return {"of columns": ops.sum(y, 0), "of rows": ops.sum(y, 1)}
 
     program = trace(step, {"x": ((4, 6), "float32")})
-    assert (program.outputs["of rows"].inputs[0] in Grouping(program).anchors) == stored
+    assert (program.outputs["of rows"].inputs[0] in fuse(program, POLICY).anchors) == stored

@@ -1,0 +1,42 @@
+"""What a backend wants of the fuser, as data: all in which the schedules of two backends may differ."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from dptrain.program.schedule.nest import Axes, Frame
+from dptrain.program.tensor import Tensor
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a product's nest may compute from its elements, besides functions of each.
+
+    Attributes:
+        joins: reductions over its rows, as `Reduction.join`.
+        updates: new values of variables.
+    """
+
+    joins: frozenset[str]
+    updates: bool
+
+
+@dataclass(frozen=True)
+class Policy:
+    """How a backend wants a program to be fused.
+
+    Attributes:
+        recomputed: the most ops that several nests each compute again for an element; the result of more is stored.
+        chain: the most ops in a chain that a nest computes again for each element.
+        extern: returns the frame of the hand-written kernel that computes a tensor; None if statements do.
+        operands: returns what that kernel, or a plain loop over terms, reads in memory.
+        epilogue: returns what may follow a product in its nest; None for nothing.
+        reduction: returns the frame and the axes of a reduction's own nest, "map" for one over all elements; None if
+            one thread alone reduces, or for other tensors.
+    """
+
+    recomputed: int
+    chain: int
+    extern: Callable[[Tensor], Frame | None]
+    operands: Callable[[Tensor], Sequence[Tensor]]
+    epilogue: Callable[[Tensor], Epilogue | None]
+    reduction: Callable[[Tensor], tuple[Frame, Axes] | None]
