@@ -10,6 +10,7 @@
 #include <time.h>
 
 #include <limits>
+#include <type_traits>
 
 #ifdef __clang__
 #define DP_LOOP _Pragma("clang loop vectorize(assume_safety)")
@@ -58,7 +59,20 @@ struct Context {
     int64_t finished;   // steps of this call that have ended
     int64_t *marks;     // of a profile: pairs of a kernel and when it has ended, in ns; `marked` so far
     int64_t marked;
+    const uint64_t *parameters;  // numbers by which programs of one text differ
 };
+
+// One of these: the bits of an integer, or of a double.
+template <class T>
+static inline T dp_parameter(const Context &c, int number) {
+    if constexpr (std::is_floating_point_v<T>) {
+        double value;
+        memcpy(&value, c.parameters + number, sizeof(value));
+        return (T)value;
+    } else {
+        return (T)c.parameters[number];
+    }
+}
 
 // Notes for a profile that a kernel has ended, or that a step begins (-1).
 static inline void dp_mark(Context &c, int64_t kernel) {

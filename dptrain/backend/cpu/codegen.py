@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.calls import Epilogue, call_text
+from dptrain.backend.cpu.parameters import LONGEST, Parameterized
 from dptrain.backend.cpu.separate_rows import has_separate_rows, least_rows, row_numel
 from dptrain.program.codegen.cpp import (
     Ex,
@@ -54,7 +55,7 @@ from dptrain.program.shapes import is_one
 from dptrain.program.tensor import DType, Tensor
 
 # Elements of a long row that are computed before a reduction consumes them.
-_BLOCK = 1024
+_BLOCK = LONGEST
 # Shorter sums are sequential.
 _LANES = 16
 _LONG = 32
@@ -89,6 +90,7 @@ class Code:
         epilogues: loops that run with the product before them.
         apart: loops whose threads take rows each (`separate_rows.py`).
         plans: of memory, by the number of rows (`compiled.planned`).
+        compiled: what is compiled for it, once that is known.
     """
 
     source: str = ""
@@ -101,6 +103,7 @@ class Code:
     moved: set[Tensor] = field(default_factory=set)
     apart: set[RepeatKernel] = field(default_factory=set)
     plans: dict[int, tuple[dict[Tensor, Tensor], MemoryPlan]] = field(default_factory=dict)
+    compiled: Parameterized | None = None
 
 
 class NeedsPythonError(Exception):

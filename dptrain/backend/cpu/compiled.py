@@ -19,8 +19,9 @@ from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.interruption import Interruption
 from dptrain.backend.cpu.kernel_descriptions import marked
 from dptrain.backend.cpu.node_sums import NodeSums, is_native
+from dptrain.backend.cpu.parameters import Parameterized
 from dptrain.comm.base import Communicator
-from dptrain.errors import ConfigError, DataError
+from dptrain.errors import CompilerError, ConfigError, DataError
 from dptrain.program.absent_rows import OUTSIDE, find_absent_row
 from dptrain.program.body import with_steps
 from dptrain.program.codegen.fuse import fuse
@@ -86,6 +87,7 @@ class Context(ctypes.Structure):
         ("finished", ctypes.c_int64),
         ("marks", ctypes.c_void_p),
         ("marked", ctypes.c_int64),
+        ("parameters", ctypes.c_void_p),
     )
 
 
@@ -130,7 +132,7 @@ class CompiledExecutable:
         self.fused, self.code = (
             lowered(program, alone=alone, join=join) if clock is None else _made(program, alone, join, marks=True)
         )
-        self._library, (parallel, *functions) = self._compiled()
+        self._library, parameters, (parallel, *functions) = self._compiled()
         self.outputs: Mapping[str, Array] = {}
         self.samples: Sequence[int] | Array | None = None
         memory.adopt(program.state)
@@ -149,6 +151,8 @@ class CompiledExecutable:
         asks = (*self._interruption.addresses, 0)
         called = (max(threads, 1), parallel, tuple(functions))
         self._context = Context(*table, *rows_of_batch, self._outside.ctypes.data, *asks, *called)
+        self._parameters = np.array([*parameters, 0], np.uint64)
+        self._context.parameters = self._parameters.ctypes.data
         self._is_one_call = all(isinstance(part, NativeFunction) for part in self.code.parts)
         self._sums: list[NodeSums] = []
         self._summed: dict[Tensor, tuple[NodeSums, int]] = {}
@@ -159,15 +163,23 @@ class CompiledExecutable:
             self._first_mark = clock.measures(marked(self.fused, self.code, self._rows))
         self.bind(arrays)
 
-    def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
-        """Return the program's library, and the addresses of shared functions."""
+    def _compiled(self) -> tuple[ctypes.CDLL, Sequence[int], list[int]]:
+        """Return the program's library, the parameters that it passes, and the addresses of shared functions."""
         kernels = self.fused.all_kernels
         factors = [kernel.reads[0].root for kernel in kernels if isinstance(kernel, ProductKernel)]
         calls = [kernel.tensor for kernel in kernels if isinstance(kernel, Call)]
         shared = _shared(factors, calls)
         with MAKING:  # else two threads would compile the same text
-            program_library = library(self.code.source)
-        return program_library, [0 if address is None else address.result() for address in shared]
+            compiled = self.code.compiled or Parameterized(self.code.source, self.fused.program)
+            try:
+                program_library = library(compiled.source)
+            except CompilerError:
+                if not compiled.is_shared:
+                    raise
+                compiled.refuse(self.code.source)
+                program_library = library(compiled.source)
+            self.code.compiled = compiled
+        return program_library, compiled.parameters, [0 if address is None else address.result() for address in shared]
 
     def bind(self, arrays: Mapping[str, Array]) -> None:
         """Let inputs read other arrays; ConfigError if one is missing or has another shape."""
