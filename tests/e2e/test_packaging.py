@@ -144,7 +144,7 @@ def test_source_distribution_holds_what_belongs_to_the_repository_and_no_caches(
         if path.is_file() and not {"__pycache__", ".pytest_cache"} & set(path.parts) and path.suffix != ".pyc"
     }
     assert files - names == set()
-    assert {"CHANGELOG.md", "LICENSE", "README.md", "pyproject.toml"} <= names
+    assert {"CHANGELOG.md", "LICENSE", "README.md", "SECURITY.md", "mkdocs.yml", "pyproject.toml"} <= names
     unwanted = ("__pycache__", ".pyc", "runs/", ".git/")
     assert [name for name in names if any(word in name for word in unwanted)] == []
 

@@ -116,6 +116,13 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     words = list(arguments)
     split = words.index("--") if "--" in words else len(words)
     command = words[split + 1 :]
+    if not command and not {"-h", "--help"} & set(words):
+        raise ConfigError("launch: no command; write it after --, as in launch -n 4 -- python script.py")
+    return build_parser().parse_args(words[:split]), command
+
+
+def build_parser() -> Parser:
+    """Return the parser of what stands before the command."""
     parser = Parser(
         prog="dptrain launch",
         usage="python -m dptrain launch -n RANKS [options] -- COMMAND",
@@ -150,9 +157,7 @@ def _parse(arguments: Sequence[str]) -> tuple[Namespace, list[str]]:
     text = "wait this long for all ranks to start (default: 300)"
     add("--start-timeout", type=_seconds, default=300.0, metavar="SECONDS", help=text)
     add("--address", metavar="HOST", help="address by which other hosts reach this one (default: detected)")
-    if not command and not {"-h", "--help"} & set(words):
-        raise ConfigError("launch: no command; write it after --, as in launch -n 4 -- python script.py")
-    return parser.parse_args(words[:split]), command
+    return parser
 
 
 def _cannot_run(program: str) -> tuple[int, str] | None:
