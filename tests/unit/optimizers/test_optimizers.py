@@ -123,7 +123,7 @@ def test_a_traced_program_has_the_bits_of_eager_steps(name, rule, options):
     """And those of a prepared one, whose updates are written over the state."""
     results, gradients = [], gradients_of("float32", 7)
     for mode in ("eager", "traced", "prepared"):
-        optimizer, variables = OPTIMIZERS[name](**rule.options, **options), two_variables("float32")
+        optimizer, variables = OPTIMIZERS[name](**(rule.options | options)), two_variables("float32")
         if mode == "eager":
             for grads in gradients:
                 optimizer.apply(grads, variables)
