@@ -1,5 +1,6 @@
 """Statements compute what NumPy's functions do, element by element, from whatever is stored."""
 
+import itertools
 from dataclasses import replace
 
 import numpy as np
@@ -22,6 +23,7 @@ from dptrain.program.lowering import (
 from dptrain.program.program import ROWS
 from dptrain.program.schedule.build import Builder
 from dptrain.program.shapes import local
+from tests.programs.case import Case
 from tests.programs.draw import program as drawn
 from tests.programs.table import TABLE
 from tests.sample import sample
@@ -36,8 +38,8 @@ def is_interpreted(tensor):
     return tensor.op is not None and type(lowering) in INTERPRETED and not has_body(tensor) and not rounded
 
 
-def check(case, seed):
-    """Compare some elements of each tensor, computed from some others."""
+def check(case, seed, most=3):
+    """Compare some elements of each tensor, at most so many, computed from some others."""
     program, generator = case.trace(), np.random.default_rng(seed)
     computed = [tensor for tensor in program.tensors if tensor.op is not None]
     named = {str(number): tensor for number, tensor in enumerate(program.tensors) if tensor.op is not None}
@@ -56,7 +58,7 @@ def check(case, seed):
     for tensor in filter(is_interpreted, computed):
         count = int(np.prod(local(tensor.shape, program.rows)))
         again = {read for read in tensor.inputs if read in inner and generator.random() < 0.5}  # not stored
-        for flat in generator.choice(count, min(count, 3), replace=False):
+        for flat in generator.choice(count, min(count, most), replace=False):
             builder = Builder(
                 lambda t, tensor=tensor, again=again: t is not tensor and t not in again and not is_known(t)
             )
@@ -81,6 +83,27 @@ def is_known(tensor):
 @pytest.mark.parametrize("seed", sample(range(40), 12))
 def test_elements_of_random_programs(seed):
     assert check(drawn(seed), seed) > 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 5, 6])
+def test_every_element_of_every_slice_and_of_its_gradient(length):
+    """From any place to any other by any step: ends that are those of the axis, or not."""
+    keys = dict.fromkeys(range(length)[start : stop + 1 : step] for start, stop, step in places(length))
+    lines = []
+    for number, key in enumerate(keys):
+        stop = key.stop if key.stop >= 0 else None
+        lines += [
+            f"t{2 * number} = x[:, {key.start}:{stop}:{key.step}]",
+            f"t{2 * number + 1} = gradients(ops.sum(ops.square(t{2 * number})), [x])[0]",
+        ]
+    outputs = tuple(f"t{number}" for number in range(len(lines)))
+    case = Case({"n": 2, "a": length}, {"x": "input n a float32 normal"}, tuple(lines), outputs)
+    assert check(case, 0, 2 * length) >= 2 * length * len(keys)
+
+
+def places(length):
+    forwards = itertools.product(range(length), range(length), (1, 2, 3))
+    return [place for place in forwards if place[0] <= place[1]]
 
 
 @pytest.mark.parametrize("name", ["products_of_every_kind, float64", "images, float64, n=5", "cumulative, float32"])
