@@ -1,5 +1,7 @@
 """Which rows are held out: of every class its share, of every fold its rows, whatever the labels."""
 
+import itertools
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -69,6 +71,17 @@ def test_a_split_keeps_a_row_of_each_class(y, fraction):
         trained, validated = split_rows(y, fraction)
         assert set(y[trained]) == set(y)
         assert len(validated) == held_out
+
+
+@pytest.mark.parametrize("most", [3, 4])
+def test_a_split_keeps_a_row_of_each_class_of_few_rows(most):
+    """All numbers of rows up to some, of three or four classes, and all parts that are held out."""
+    for rows in itertools.product(range(1, most + 1), repeat=7 - most):
+        y = np.repeat(np.arange(len(rows)), rows)
+        for held_out in range(1, len(y) - len(rows) + 1):
+            trained, validated = split_rows(y, held_out / len(y))
+            assert len(validated) == held_out
+            assert set(y[trained]) == set(y), (rows, held_out)
 
 
 def test_a_class_without_a_training_row_is_named():

@@ -35,6 +35,26 @@ def test_compiled_code_computes_what_numpy_does(dtype):
     assert points.wrong(executable.outputs, dtype) == {}
 
 
+@pytest.mark.parametrize("name", points.BINARY)
+def test_gradients_in_every_quadrant_by_central_differences(name):
+    """Of operands of both signs, and of quotients above and below 1: away from corners and ties."""
+    function, side = points.BINARY[name], np.array([0.37, -0.61, 1.43, -2.39, 5.17, -7.33])
+    arrays = [array.ravel() for array in np.meshgrid(side, side * 1.09, indexing="ij")]
+    with np.errstate(all="ignore"):
+        if function(*arrays).dtype.kind != "f" or name == "nextafter":
+            return
+        ends = [
+            [
+                np.asarray(function(*(array + step * (of == n) for n, array in enumerate(arrays))))
+                for step in (1e-6, -1e-6)
+            ]
+            for of in range(2)
+        ]
+    for slope, (above, below) in zip(slopes(function, *arrays), ends, strict=True):
+        expected = (above - below) / 2e-6
+        np.testing.assert_allclose(slope, expected, rtol=1e-6, atol=1e-7 * max(1, np.nanmax(np.abs(expected))))
+
+
 def slopes(function, *inputs):
     """Return the gradients of a sum as lists."""
     tensors = [differentiable(np.array(x, np.float64)) for x in inputs]

@@ -1,11 +1,14 @@
 """What the reverse pass writes down."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from dptrain import ops
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
+from dptrain.program.gradient import gradients
 from dptrain.program.lowering import Insert, lowering_of
 from dptrain.program.program import trace
 from dptrain.program.tensor import Variable
@@ -61,3 +64,34 @@ def test_rows_of_a_batch_that_are_cut_stay_on_their_rank():
     program = trace(step, {"x": ((Dim.rows(4), 3), np.float64)})
     assert not program.shape_specialised
     assert Insert in [type(lowering_of(tensor)) for tensor in program.tensors]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_gradients_of_any_slices_add_up(seed):
+    """Beside each other, over each other, with gaps, by steps, in any order."""
+    rng, length = np.random.default_rng(seed), 8
+
+    def key():
+        start, stop = np.sort(rng.integers(0, length + 1, 2), kind="stable").tolist()
+        return slice(start, stop, int(rng.choice([1, 1, 1, 2, 3])))
+
+    def tiles():
+        ends = [0, *np.unique(rng.integers(1, length, 2)).tolist(), length]
+        return [slice(*pair, int(rng.choice([1, 1, 2]))) for pair in itertools.pairwise(ends)]
+
+    drawn = [tiles() if rng.random() < 0.6 else [key() for _ in range(rng.integers(1, 4))] for _ in range(60)]
+    keys = [[chosen[n] for n in rng.permutation(len(chosen))] for chosen in drawn]
+
+    def step(x):
+        return {
+            f"{n}": gradients(sum(ops.sum(ops.sin(x[:, part]) * (k + 1)) for k, part in enumerate(chosen)), [x])[0]
+            for n, chosen in enumerate(keys)
+        }
+
+    x = rng.normal(size=(2, length))
+    outputs, _ = evaluate(trace(step, {"x": (x.shape, x.dtype)}), {"x": x})
+    for n, chosen in enumerate(keys):
+        expected = np.zeros_like(x)
+        for k, part in enumerate(chosen):
+            expected[:, part] += (k + 1) * np.cos(x[:, part])
+        np.testing.assert_allclose(outputs[f"{n}"], expected, rtol=1e-12, err_msg=str(chosen))
