@@ -4,6 +4,8 @@ The table below has arguments and data of metrics that need some; a new metric i
 be made without arguments and takes one-hot targets with probabilities.
 """
 
+import inspect
+
 import numpy as np
 import pytest
 
@@ -37,13 +39,22 @@ VARIANTS = {
         for curve in ("ROC", "PR")
         for method in ("interpolation", "majoring")
         for several in (False, True)
+    ]
+    + [
+        {"num_thresholds": 9, "from_logits": True},
+        {"num_thresholds": None, "thresholds": [0.2, 0.5], "label_weights": [1, 2, 0, 0.5]},
+        {"num_thresholds": 9, "multi_label": True, "num_labels": C, "label_weights": [1, 2, 0, 0.5]},
     ],
+    "BinaryAccuracy": [{"threshold": 0.3}],
     "BinaryCrossentropy": [{"from_logits": True, "label_smoothing": 0.2}],
     "BinaryIoU": [{"target_class_ids": [1], "threshold": 0.2}],
     "F1Score": OF_AVERAGES,
     "FBetaScore": [{"beta": 2.0, **options} for options in OF_AVERAGES],
-    "IoU": [{"ignore_class": 2}],
-    "MeanIoU": [{"ignore_class": 0}],
+    "CategoricalCrossentropy": [{"from_logits": True, "label_smoothing": 0.2}],
+    "IoU": [{"ignore_class": 2}, {"sparse_y_true": False}, {"sparse_y_pred": False}],
+    "MeanIoU": [{"ignore_class": 0}, {"sparse_y_pred": False}, {"sparse_y_true": False, "sparse_y_pred": False}],
+    "OneHotIoU": [{"ignore_class": 2}, {"sparse_y_pred": True}],
+    "OneHotMeanIoU": [{"ignore_class": 0}, {"sparse_y_pred": True}],
     "R2Score": [
         {"class_aggregation": aggregation, "num_regressors": number}
         for aggregation in (None, "variance_weighted_average")
@@ -52,7 +63,7 @@ VARIANTS = {
     "SparseCategoricalCrossentropy": [{"ignore_class": 1}, {"from_logits": True}],
     **{name: [*THRESHOLDS, {"top_k": 2}, {"top_k": 1, "class_id": 3}] for name in ("Precision", "Recall")},
     **dict.fromkeys(("FalseNegatives", "FalsePositives", "TrueNegatives", "TruePositives"), THRESHOLDS),
-    "SparseTopKCategoricalAccuracy": [{"k": 2}],
+    "SparseTopKCategoricalAccuracy": [{"k": 2}, {"k": 2, "from_sorted_ids": True}],
     "TopKCategoricalAccuracy": [{"k": 2}],
     **dict.fromkeys(("PrecisionAtRecall", "RecallAtPrecision", "SensitivityAtSpecificity"), AT_LIMITS),
     "SpecificityAtSensitivity": AT_LIMITS,
@@ -93,10 +104,31 @@ def made(kind, options):
     return kind(**ARGUMENTS.get(kind.__name__, {}) | options, dtype="float64")
 
 
+def formed(metric, values, sparse):
+    """Return a metric's targets or outputs as its argument says: ids of classes, or numbers for each."""
+    are_ids, is_sparse = type(metric).__name__ in OF_IDS, getattr(metric, sparse)
+    if are_ids and not is_sparse:
+        return np.eye(C, dtype=np.float32)[values]
+    return values.argmax(-1) if is_sparse and not are_ids else values
+
+
 def updated(metric, arguments, cuts=()):
+    if isinstance(metric, metrics.IoU) and not isinstance(metric, metrics.BinaryIoU):
+        y_true, y_pred, weights = arguments
+        arguments = [formed(metric, y_true, "sparse_y_true"), formed(metric, y_pred, "sparse_y_pred"), weights]
+    if getattr(metric, "from_sorted_ids", False):
+        arguments = [arguments[0], np.argsort(-arguments[1], -1, kind="stable"), arguments[2]]
     for part in zip(*(np.split(argument, cuts) for argument in arguments), strict=True):
         metric.update_state(*part[:-1], sample_weight=part[-1])
     return np.asarray(metric.result())
+
+
+@pytest.mark.parametrize("kind", CLASSES)
+def test_every_argument_is_tried(kind):
+    """But along which axis classes or numbers are."""
+    tried = {name for case in CASES if case.values[0] is kind for name in case.values[1]}
+    own = inspect.signature(kind).parameters.keys() - {"name", "dtype", "kwargs", "axis"}
+    assert own <= tried | ARGUMENTS.get(kind.__name__, {}).keys()
 
 
 @pytest.mark.parametrize(("kind", "options"), CASES)
@@ -119,3 +151,17 @@ def test_after_a_reset_other_data_are_as_for_a_new_metric(kind, options, rows):
     updated(metric, first, [4, 9])
     metric.reset_state()
     np.testing.assert_array_equal(updated(metric, second), updated(made(kind, options), second))
+
+
+# What takes vectors of classes or of numbers alone, (rows, n).
+OF_VECTORS = {"F1Score", "FBetaScore", "R2Score", "MeanTensor"}
+
+
+@pytest.mark.parametrize(("kind", "options"), [case for case in CASES if case.values[0].__name__ not in OF_VECTORS])
+def test_sequences_count_as_their_positions(kind, options):
+    """Targets, outputs and weights (rows, times, ...), as of a model of tokens."""
+    if options.get("multi_label"):
+        pytest.skip("of (rows, labels)")
+    flat = data(kind.__name__, np.random.default_rng(1), 24)
+    together = [argument.reshape(6, 4, *argument.shape[1:]) for argument in flat]
+    np.testing.assert_allclose(updated(made(kind, options), together), updated(made(kind, options), flat), rtol=1e-6)
