@@ -130,8 +130,12 @@ def days(
     pandas = pandas_module()
     if series.dtype.kind in "iufb" and COMPACT in formats:
         series = pandas.Series([None if value != value else f"{value:.0f}" for value in series.tolist()], dtype=object)
-    if series.dtype.kind in "iufb" and len(series):
-        raise fault(0, name, f"{short(series[:1].tolist()[0])}, expected a date such as {_example(formats)}")
+    if series.dtype.kind in "iufb":  # missing ones alone are numbers too
+        numbers = np.flatnonzero(series.notna().to_numpy())
+        if not len(numbers):
+            return np.full(len(series), np.nan)
+        row = int(numbers[0])
+        raise fault(row, name, f"{short(series.tolist()[row])}, expected a date such as {_example(formats)}")
     if series.dtype.kind != "M":
         places, distinct = series.factorize()
         values: npt.NDArray[np.float64] = np.append(_days_of(distinct, formats), np.nan)[places]

@@ -1,5 +1,6 @@
 """Rows given as records and as dicts of columns are encoded like data frames, with and without pandas."""
 
+import dataclasses
 import math
 
 import numpy as np
@@ -79,6 +80,71 @@ def test_a_cell_is_what_it_is_in_a_frame(monkeypatch, name, cell, unseen):
     assert outcome(TABLE.encode, frame, unseen=unseen) == seen
     monkeypatch.setattr(records, "FEW", 0)
     assert outcome(TABLE.encode, frame, unseen=unseen) == seen
+
+
+# Every option of a column, several together.
+WITH_OPTIONS = Preprocessing(
+    task="regression",
+    columns=(
+        Column("weight", "number", mean=1.5, indicator=True),
+        Column("paid", "number", mean=2.0, notation="comma", sign="€", indicator=True),
+        Column("sold", "number", mean=18000.5, date=True, parts=("month", "weekday", "hour"), indicator=True),
+        Column("made", "number", date=True, formats=("ISO8601", "%d.%m.%Y"), parts=("day",)),
+        Column("brand", "embedding", ("a", "b", "(other)"), text=True, other="(other)", rare=("z", "y")),
+        Column(
+            "size", "one-hot", ("1", "2", "(missing)", "(other)"), missing="(missing)", other="(other)", rare=("9",)
+        ),
+        Column("code", "one-hot", ("NA", "x"), text=True, literal=True),
+        Column("note", "words", ("warm", "house"), text=True, length=3, missing=""),
+    ),
+    target="price",
+    na=("none at all",),
+)
+ROW_WITH_OPTIONS = {
+    "weight": 3,
+    "paid": "1.234,5",
+    "sold": "2020-12-31",
+    "made": "31.12.2020",
+    "brand": "b",
+    "size": 2,
+    "code": "x",
+    "note": "A warm house",
+}
+NOTHING = [None, math.nan, "", " ", "NA", "none at all"]
+CELLS_WITH_OPTIONS = {
+    "weight": [*NOTHING, 0, "3", math.inf],
+    "paid": [*NOTHING, "1.234,5 €", "€ 7", "$ 7", 7, 7.5, "x"],
+    "sold": [*NOTHING, "2020-12-31 18:30", "2020-02-30", 7, "31.12.2020"],
+    "made": [*NOTHING, "2020-12-31", "12/31/2020", 7],
+    "brand": [*NOTHING, "z", "y", "never seen", 7],
+    "size": [*NOTHING, 9, "9", 1.0, "never seen"],
+    "code": [*NOTHING, "y", 7],
+    "note": [*NOTHING, "cold", 7],
+}
+
+
+def test_every_option_of_a_column_is_tried():
+    plain = {field.name: field.default for field in dataclasses.fields(Column)}
+    tried = {
+        name for column in WITH_OPTIONS.columns for name, default in plain.items() if getattr(column, name) != default
+    }
+    assert tried == plain.keys()
+
+
+@pytest.mark.parametrize("unseen", ["error", "missing", "other"])
+@pytest.mark.parametrize(
+    ("name", "cell"), [(name, cell) for name, cells in CELLS_WITH_OPTIONS.items() for cell in cells], ids=str
+)
+def test_a_cell_of_a_column_with_options_is_what_it_is_in_a_frame(monkeypatch, name, cell, unseen):
+    """Alone and beside another row."""
+    rows = [ROW_WITH_OPTIONS | {name: cell}, ROW_WITH_OPTIONS]
+    for some in (rows[:1], rows):
+        frame = pd.DataFrame(some, dtype=object)
+        seen = outcome(WITH_OPTIONS.encode, some, unseen=unseen)
+        assert outcome(WITH_OPTIONS.encode, frame, unseen=unseen) == seen
+        with monkeypatch.context() as patch:
+            patch.setattr(records, "FEW", 0)
+            assert outcome(WITH_OPTIONS.encode, frame, unseen=unseen) == seen
 
 
 @pytest.mark.parametrize(
