@@ -14,7 +14,7 @@ from dptrain.mixed_precision import policy_of
 from dptrain.ops.nn.cross_entropy import as_labels
 from dptrain.program.dims import read
 from dptrain.program.shapes import differ, is_one
-from dptrain.program.tensor import FLOATX, Tensor, as_tensors, mask_of
+from dptrain.program.tensor import FLOATX, Tensor, as_tensors, in_double, mask_of
 from dptrain.registry.names import snake_case
 from dptrain.registry.serialization import Configurable, function_named
 from dptrain.runtime.types import TYPES, is_floating, is_narrow
@@ -86,7 +86,7 @@ class Loss(Configurable):
             y_pred: the model's outputs; if these have a mask, the rest does not count.
             sample_weight: (rows,) or of the shape of the samples' losses; None for ones.
         """
-        target, output = as_tensors([y_true, y_pred])
+        target, output = as_tensors([y_true if self._takes_labels else in_double(y_true), y_pred])
         output = _as(output, self.dtype or np.promote_types(output.dtype if is_floating(output.dtype) else "f4", "f4"))
         if not self._takes_labels:
             target = _as(target, output.dtype)
@@ -161,8 +161,7 @@ def wide(x: Any) -> Tensor:
 
 def weights_like(values: Tensor, sample_weight: Any) -> Tensor:
     """Return weights in the type of `values`, (rows, ...), with trailing axes of length 1 to match its rank."""
-    (weights,) = as_tensors([sample_weight])
-    weights = ops.cast(weights, values.dtype)
+    weights = ops.cast(sample_weight, values.dtype)
     if values.ndim and weights.ndim == values.ndim + 1 and is_one(weights.shape[-1]):
         weights = ops.squeeze(weights, -1)
     pairs = zip(weights.shape, values.shape, strict=False)

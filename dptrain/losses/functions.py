@@ -6,7 +6,7 @@ from typing import Any
 from dptrain import ops
 from dptrain.ops.nn.cross_entropy import EPSILON, as_labels
 from dptrain.program.shapes import is_one
-from dptrain.program.tensor import Tensor, as_tensors
+from dptrain.program.tensor import Tensor, as_tensors, in_double
 from dptrain.runtime.types import is_floating
 
 
@@ -25,7 +25,7 @@ def _is_column(x: Tensor) -> bool:
 
 def pair(y_true: Any, y_pred: Any) -> tuple[Tensor, Tensor]:
     """Return both as tensors of y_pred's floating-point type (float32 for integers) and the same rank."""
-    target, output = as_tensors([y_true, y_pred])
+    target, output = as_tensors([in_double(y_true), y_pred])
     output = output if is_floating(output.dtype) else ops.cast(output, "float32")
     return same_rank(target if target.dtype == output.dtype else ops.cast(target, output.dtype), output)
 

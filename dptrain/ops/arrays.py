@@ -64,8 +64,7 @@ def convert_to_tensor(
     """Return a tensor of an array, number, variable or list; ConfigError for `sparse` and `ragged`."""
     if sparse or ragged:
         raise ConfigError("not supported: sparse and ragged tensors")
-    tensor = _tensor(x)
-    return tensor if dtype is None else cast(tensor, dtype)
+    return _tensor(x) if dtype is None else cast(x, dtype)
 
 
 def convert_to_numpy(x: Any) -> Array:

@@ -24,7 +24,7 @@ from dptrain.program.onnx_graph import OnnxGraph, Value
 from dptrain.program.op import Op, op
 from dptrain.program.operand import METHODS, Operator
 from dptrain.program.schema import TypeName
-from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors
+from dptrain.program.tensor import FLOATX, Array, Tensor, as_tensors, in_double
 from dptrain.program.types import promoted_as_keras
 from dptrain.runtime.floatx import floatx
 from dptrain.runtime.types import is_floating, is_narrow
@@ -579,7 +579,7 @@ def _cast_to_onnx(graph: OnnxGraph, output: Tensor, x: Value) -> Value:
 @operation
 def cast(x: Any, dtype: npt.DTypeLike) -> Tensor:
     """Return x in another type, such as "float32"."""
-    (tensor,) = as_tensors([x])
+    (tensor,) = as_tensors([in_double(x)])
     target = np.dtype(dtype)
     if tensor.dtype == target:
         return tensor

@@ -337,6 +337,23 @@ def _are_integers(value: Any) -> bool:
     return type(value) is int
 
 
+def in_double(value: Any) -> Any:
+    """Return Python numbers with decimals, or nested lists of them, as an array that a cast rounds once.
+
+    Others as they are, which become tensors of their own type.
+    """
+    has_decimals = isinstance(value, list | tuple) and _are_numbers(value) and not _are_integers(value)
+    if value.__class__ is float or has_decimals:
+        return np.asarray(value, np.float64)
+    return value
+
+
+def _are_numbers(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return len(value) > 0 and all(map(_are_numbers, value))
+    return type(value) in (int, float)
+
+
 def _converted(value: Any, met: Sequence[DType]) -> Tensor:
     """Convert an array or number beside operands of these types."""
     dtype: Any = None
@@ -594,7 +611,7 @@ class Variable(Operand):
 
     def assign(self, value: Any) -> Tensor:
         """Assign a value of the same shape, cast to its dtype, and return it; ConfigError for another shape."""
-        tensor = as_tensors([value])[0]
+        tensor = as_tensors([in_double(value)])[0]
         if tensor.shape != self.shape:
             raise ConfigError(f"variable {self._path!r} has shape {self.shape}; assigned shape {tensor.shape}")
         if tensor.dtype != self.dtype:
@@ -619,11 +636,15 @@ class Variable(Operand):
 
     def assign_add(self, value: Any) -> Tensor:
         """Add a value; return the sum."""
-        return self.assign(self + value)
+        return self.assign(self + self._in_own_type(value))
 
     def assign_sub(self, value: Any) -> Tensor:
         """Subtract a value; return the difference."""
-        return self.assign(self - value)
+        return self.assign(self - self._in_own_type(value))
+
+    def _in_own_type(self, value: Any) -> Any:
+        """Return a list of numbers as a tensor of the variable's type, as a number is beside it; others as they are."""
+        return METHODS["cast"](value, self.dtype) if isinstance(value, list | tuple) else value
 
     def _move(self, storage: Storage | None) -> None:
         """Move the value to a device that has it already, or (None) back."""

@@ -583,3 +583,17 @@ def test_classes_along_another_axis(axis, from_logits):
     )
     binary = losses.BinaryCrossentropy(axis=axis, reduction=None)(one_hot, softmax(z))
     assert tuple(binary.shape) == labels.shape
+
+
+def test_python_numbers_as_targets_and_weights_are_rounded_once():
+    """Beside outputs in double precision they are not single."""
+    output = np.array([[0.25], [0.5]])
+    expected = (np.array([[0.1], [0.3]]) - output) ** 2
+    loss = losses.MeanSquaredError(reduction="none")
+    np.testing.assert_allclose(loss([[0.1], [0.3]], output), expected[:, 0], rtol=1e-15)
+    np.testing.assert_allclose(loss([[0.1], [0.3]], output, sample_weight=0.7), 0.7 * expected[:, 0], rtol=1e-15)
+    weighted = loss([[0.1], [0.3]], output, sample_weight=[0.7, 1])
+    np.testing.assert_allclose(weighted, np.array([0.7, 1]) * expected[:, 0], rtol=1e-15)
+    np.testing.assert_allclose(losses.mean_squared_error([[0.1], [0.3]], output), expected[:, 0], rtol=1e-15)
+    single = loss([[0.1], [0.3]], output.astype("float32"), sample_weight=0.7)
+    assert single.dtype == "float32"

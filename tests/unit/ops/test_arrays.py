@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain import ops
+from dptrain import GradientTape, ops
 from dptrain.errors import ConfigError
 from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
@@ -214,3 +214,38 @@ def test_the_operator_of_products_takes_vectors():
     x, y = ops.convert_to_tensor(a), ops.convert_to_tensor(b)
     np.testing.assert_array_equal(x @ y, a @ b)
     np.testing.assert_array_equal(b @ ops.transpose(x), b @ a.T)
+
+
+# Python numbers that single precision, half precision or their number type would round.
+UNROUNDED = [0.1, 16777217.0, 2**24 + 1, 1e-300, [0.1, -0.2], [[0.1], [3]], (16777217.0, 1)]
+
+
+@pytest.mark.parametrize("value", UNROUNDED, ids=str)
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16", "int32", "int64"])
+def test_python_numbers_are_rounded_once(value, dtype):
+    if dtype == "float16":
+        value = 1e-9 + 0.1
+    expected = np.asarray(value, np.float64).astype(dtype)
+    for convert in (ops.convert_to_tensor, ops.array, ops.cast):
+        tensor = convert(value, dtype=dtype)
+        assert tensor.dtype == dtype
+        np.testing.assert_array_equal(tensor, expected, strict=True)
+    variable = Variable(np.zeros(expected.shape, dtype))
+    variable.assign(value)
+    np.testing.assert_array_equal(variable, expected)
+    if dtype != "int32" and dtype != "int64":  # where a sum has the numbers' own type
+        variable.assign_sub(value)
+        np.testing.assert_array_equal(variable, np.zeros_like(expected))
+        variable.assign_add(value)
+        np.testing.assert_array_equal(variable, expected)
+
+
+def test_tensors_within_lists_keep_their_type():
+    single = ops.convert_to_tensor([ops.convert_to_tensor(0.1), ops.convert_to_tensor(0.2)], dtype="float64")
+    np.testing.assert_array_equal(single, np.array([0.1, 0.2], np.float32).astype("float64"))
+    assert ops.convert_to_tensor([0.1]).dtype == ops.convert_to_tensor(0.1).dtype == "float32"
+    with GradientTape() as tape:
+        x = ops.convert_to_tensor(2.0)
+        tape.watch(x)
+        y = ops.cast(x, "float64") * 3
+    assert float(tape.gradient(y, x)) == 3
