@@ -60,10 +60,13 @@ BuildShape = tuple[int | None, ...]
 _training: ContextVar[bool | None] = ContextVar("training", default=None)
 # The layers called within one that is called for the first time, or traced.
 _called: ContextVar[list["Layer"] | None] = ContextVar("called", default=None)
+# The layer whose `call` runs.
+_in_call: ContextVar["Layer | None"] = ContextVar("in_call", default=None)
 # Whether a model will draw the weights being built anew: see `Weight`.
 _provisional: ContextVar[bool] = ContextVar("provisional", default=False)
-# Stand-ins for unknown lengths if a layer asks: longer than most windows, with many divisors.
-_TRIAL_SIZES = 240, 360
+# Pairs of stand-ins for unknown lengths if a layer asks, with many divisors: longer than most windows; then as short as
+# tables of positions may be; then longer than almost all windows.
+_TRIAL_SIZES = (240, 360), (48, 72), (12, 18), (4, 6), (2, 3), (7680, 11520)
 # Keras' modules with layers and models.
 _MODULES_OF_LAYERS = ("keras.layers", "keras", "keras.src.models.functional", "keras.models")
 # Arguments of every layer, which `Layer.config` writes itself.
@@ -112,6 +115,8 @@ class Layer(Parts):
     _builds = False
     # Whether a layer that does not hold it has called it, and a warning said so.
     _is_untracked = False
+    # Whether a call has ended, and whether the layer was made in a later call of another: again for each batch.
+    _was_called = _is_of_later_call = False
     # Counts changes that invalidate traced programs.
     _changes = 0
     # How weights that are still to be made are pruned: see `dptrain.pruning`.
@@ -162,6 +167,8 @@ class Layer(Parts):
             input_shape = (input_dim,)
         self._sample_shape = None if input_shape is None else checked_shape(input_shape)
         self._name = name or None
+        if (caller := _in_call.get()) is not None and caller._was_called:
+            self._is_of_later_call = True
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -202,7 +209,7 @@ class Layer(Parts):
         A subclass's own `compute_output_shape` is asked instead of `call`, as in Keras.
         """
         if _has_own_output_shape(type(self)) and len(arguments) == 1 and not keywords:
-            shape = self.compute_output_shape(map_leaves(lambda _, leaf: build_shape(leaf), arguments[0]))
+            shape = self.compute_output_shape(map_leaves(lambda _, leaf: _batch_shape(leaf), arguments[0]))
             return _placeholders_of(shape, self.compute_dtype, self._display_name)
         layer = self if self.built else _unbuilt_copy(self)
         outputs = layer._symbolic_call(arguments, keywords)
@@ -236,11 +243,17 @@ class Layer(Parts):
             name: within the layer.
 
         Raises:
-            ConfigError: an argument is unknown or not supported, or a dimension is None.
+            ConfigError: an argument is unknown or not supported, a dimension is None, or each `call` would make it.
         """
         if isinstance(shape, str):
             raise ConfigError(
                 f"`name` must be passed as a keyword argument. Use: add_weight(shape=..., name={shape!r})"
+            )
+        if self._is_of_later_call or (self._was_called and _in_call.get() is self):
+            raise ConfigError(
+                f"layer {self._display_name!r}: `call` makes a new weight each time. You cannot add new elements of "
+                "state (variables or sub-layers) to a layer that is already built: make them in `__init__()` or "
+                "`build()`"
             )
         kind = np.dtype(dtype or self.variable_dtype)
         lengths = (shape,) if isinstance(shape, int) else tuple(shape or ())
@@ -460,19 +473,34 @@ class Layer(Parts):
                 raise
         finally:
             self._clear_losses()
-        # `call` asks for the number of an unknown length: call it with two of them; lengths that differ stay unknown.
-        results = []
-        for size in _TRIAL_SIZES:
-            bound = map_leaves(
-                lambda _, leaf, size=size: _with_size(leaf, Size(size)), [list(arguments), dict(keywords)]
-            )
-            with tracing():
-                results.append(self(*bound[0], **bound[1]))
-            self._clear_losses()
+        results = self._call_with_trial_sizes(arguments, keywords)
         if len(leaves(results[0])) != len(leaves(results[1])):  # as many outputs as the length, as of `unstack`
             raise asked
         second_leaves = iter(leaves(results[1]))
         return map_leaves(lambda _, leaf: _common_placeholder(leaf, next(second_leaves)), results[0])
+
+    def _call_with_trial_sizes(self, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> list[Any]:
+        """Return the outputs for each of two numbers in the place of unknown lengths.
+
+        Where the layer refuses these, others are tried, and the first error says why none will do.
+        """
+        errors: list[Exception] = []
+        for sizes in _TRIAL_SIZES:
+            results = []
+            try:
+                for size in sizes:
+                    bound = map_leaves(
+                        lambda _, leaf, size=size: _with_size(leaf, Size(size)), [list(arguments), dict(keywords)]
+                    )
+                    with tracing():
+                        results.append(self(*bound[0], **bound[1]))
+            except Exception as error:  # a user's layer may refuse a length by any
+                errors.append(error)
+            finally:
+                self._clear_losses()
+            if len(results) == len(sizes):
+                return results
+        raise errors[0]
 
     def _call_bound(self, bound: inspect.BoundArguments) -> Any:
         """Build the layer if needed, then call it on bound arguments as tensors."""
@@ -488,7 +516,12 @@ class Layer(Parts):
             self._build_for(bound.arguments)
             if self.input_spec is not None:
                 check(self.input_spec, first, self._display_name)
-        outputs = self.call(*bound.args, **bound.kwargs)
+        token = _in_call.set(self)
+        try:
+            outputs = self.call(*bound.args, **bound.kwargs)
+        finally:
+            _in_call.reset(token)
+        self._was_called = True
         attach_masks(self, first, outputs, previous_mask)
         if self.activity_regularizer is not None:
             for output in leaves(outputs):

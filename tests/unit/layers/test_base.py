@@ -709,5 +709,8 @@ def test_output_specs_are_those_of_a_users_output_shape(shapes, expected):
     spec = Unable(dtype="float64").compute_output_spec(dp.KerasTensor((None, 3)))
     assert dp.tree.map_structure(lambda tensor: tuple(tensor.shape), spec) == expected
     assert {tensor.dtype.name for tensor in dp.tree.flatten(spec)} == {"float64"}
+    of_two = Unable().compute_output_spec(dp.KerasTensor((2, 3)))
+    rows = [tensor.shape[0] for tensor in dp.tree.flatten(spec)]
+    assert [tensor.shape[0] for tensor in dp.tree.flatten(of_two)] == [2 if n is None else n for n in rows]
     with pytest.raises(NotImplementedError, match="Layer Layer does not have a `call` method implemented"):
         layers.Layer()(np.ones((2, 3)))

@@ -9,6 +9,7 @@ import pytest
 
 import dptrain as dp
 from dptrain import ops
+from dptrain.errors import ConfigError
 from dptrain.layers import Dense, Layer
 from dptrain.metrics import Mean, Metric
 from tests.unit.program.virtual_ranks import assert_step_is_the_same_on_ranks
@@ -290,3 +291,76 @@ def test_layers_are_found_in_nests_of_any_size_beside_whatever_else(outer, inner
                 assert layer in holder._flatten_layers(), (size, position, others[:2])
                 holder.kept = [outer(members)] * 2
                 assert layer in holder._flatten_layers(), (size, position, others[:2])
+
+
+class Making(Layer):
+    """Makes state in its `call`: each time, or only in the first."""
+
+    def __init__(self, make, is_guarded):
+        super().__init__(name="making")
+        self.make, self.is_guarded, self.state = make, is_guarded, None
+
+    def call(self, x):
+        if self.state is None or not self.is_guarded:
+            self.state = self.make(self)
+        return x + self.state(x) if callable(self.state) else x + self.state
+
+
+class Passing(Layer):
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def call(self, x):
+        return self.layer(x)
+
+
+STATES = {
+    "weight": lambda layer: layer.add_weight((4,), name="w"),
+    "layer": lambda layer: Dense(4),
+    "frozen layer": lambda layer: Dense(4, trainable=False),
+    "model": lambda layer: dp.Sequential([Dense(4)]),
+    "layer in a list": lambda layer: Blocks([Dense(4)]).layers[0],
+}
+
+
+def eagerly(layer):
+    layer(X)
+    layer(X)
+
+
+def in_fit(layer):
+    model = dp.Sequential([layer, Dense(4)])
+    model.compile("sgd", "mse")
+    model.fit(X, X, verbose=0)
+
+
+def in_a_functional_model(layer):
+    inputs = dp.Input((4,))
+    model = dp.Model(inputs, Passing(layer)(inputs))
+    model.predict(X, verbose=0)
+
+
+@pytest.mark.parametrize("use", [eagerly, in_fit, in_a_functional_model])
+@pytest.mark.parametrize("name", STATES)
+def test_state_that_each_call_makes_is_refused(name, use):
+    """Each trace would have other weights, and training would lose them."""
+    with pytest.raises(ConfigError, match=r"`call` makes a new weight each time\. You cannot add new elements of "):
+        use(Making(STATES[name], is_guarded=False))
+    use(Making(STATES[name], is_guarded=True))
+
+
+def test_layers_without_weights_may_be_made_in_each_call():
+    def call(layer):
+        return lambda x: dp.layers.ReLU()(dp.layers.Dropout(0.5)(x))
+
+    in_fit(Making(call, is_guarded=False))
+
+
+def test_weights_may_be_added_between_calls():
+    layer = Passing(Dense(4))
+    layer(X)
+    layer.layer = Dense(4)
+    layer.extra = layer.add_weight((4,))
+    layer(X)
+    assert len(layer.weights) == 3

@@ -526,3 +526,78 @@ def test_loops_over_unknown_lengths():
         results = model.predict(data, verbose=0)
         np.testing.assert_allclose(results[0], data.sum(1), rtol=1e-5, atol=1e-6)
         np.testing.assert_array_equal(results[1], data * 2)
+
+
+class Positions(layers.Layer):
+    """Adds something from a table of positions, which has `longest` rows."""
+
+    def __init__(self, longest, add):
+        super().__init__()
+        self.longest, self.add = longest, add
+        self.table = layers.Embedding(longest, 4)
+        self.weight = self.add_weight((longest, 4))
+
+    def call(self, x):
+        return self.add(self, x)
+
+
+def refusing(layer, x):
+    if x.shape[1] > layer.longest:
+        raise ValueError("too long")
+    return x + layer.weight[: x.shape[1]]
+
+
+TABLES = {
+    "embedding": lambda layer, x: x + layer.table(ops.arange(ops.shape(x)[1])),
+    "weight": lambda layer, x: x + layer.weight[: x.shape[1]],
+    "array": lambda layer, x: x + np.ones((layer.longest, 4), np.float32)[: x.shape[1]],
+    "taken": lambda layer, x: x + ops.take(layer.weight, ops.arange(x.shape[1]), axis=0),
+    "refused by the user": refusing,
+}
+
+
+@pytest.mark.parametrize("longest", [5, 20, 100, 300])
+@pytest.mark.parametrize("name", TABLES)
+def test_tables_of_positions_may_be_short(name, longest):
+    """Where a layer asks for an unknown length it is tried with some, which the table may not have."""
+    inputs = Input((None, 4))
+    layer = Positions(longest, TABLES[name])
+    model = Model(inputs, layer(inputs))
+    assert model.output_shape == (None, None, 4)
+    x = samples(2, 5, 4)
+    np.testing.assert_allclose(model.predict(x, verbose=0), layer(x), rtol=1e-6)
+    with pytest.raises((ConfigError, DataError, ValueError)):
+        model.predict(samples(2, longest + 1, 4), verbose=0)
+
+
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (lambda: layers.Conv1D(3, 400), 450),
+        (lambda: layers.AveragePooling1D(300), 600),
+        (lambda: layers.Cropping1D((300, 300)), 604),
+        (lambda: layers.STFTSpectrogram(frame_length=512, frame_step=128, fft_length=512), 1024),
+        (lambda: layers.Lambda(lambda x: ops.extract_sequences(x[:, :, 0], 1024, 256)), 2048),
+    ],
+)
+def test_windows_may_be_long(make, length):
+    inputs = Input((None, 1))
+    layer = make()
+    model = Model(inputs, layer(inputs))
+    x = samples(2, length, 1)
+    result = model.predict(x, verbose=0)
+    np.testing.assert_allclose(result, layer(x), rtol=1e-4, atol=1e-4)
+    assert model.output_shape[:2] == (None, None)
+    assert result.shape[2:] == model.output_shape[2:]
+
+
+def test_what_no_length_fits_says_why_at_first():
+    calls = []
+
+    def mismatched(x):
+        calls.append(x.shape[1])
+        return ops.reshape(x, (-1, int(x.shape[1]) * 7 + 1))
+
+    with pytest.raises(ConfigError, match="reshape"):
+        layers.Lambda(mismatched)(Input((None, 4)))
+    assert len(calls) > 3
