@@ -5,6 +5,7 @@
 It needs Keras' sources (extra `test`), and imports none of them.
 """
 
+import argparse
 import ast
 import importlib
 import inspect
@@ -235,5 +236,6 @@ def _table(header: tuple[str, str], rows: list[tuple[str, str]]) -> str:
 
 
 if __name__ == "__main__":
+    argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter).parse_args()
     PAGE.write_text(page(), encoding="utf-8")
     print(f"{PAGE.relative_to(ROOT)}: written from Keras {keras_version()}")
