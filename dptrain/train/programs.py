@@ -50,8 +50,9 @@ from dptrain.train.sharding import Sharding
 
 Array = npt.NDArray[Any]
 
-# The most cached prepared and placed programs: a user's batches may all differ in size.
-_MAX_PREPARED, _MAX_PLACED = 32, 64
+# The most cached prepared and placed programs: a user's batches may all differ in size. Small placed programs, such as
+# those of many lengths of sequences, are kept beyond 64, up to so many tensors in all, of about 3 kB each.
+_MAX_PREPARED, _MAX_PLACED, _MAX_SMALL, _MAX_TENSORS = 32, 64, 512, 100_000
 
 
 @dataclass(frozen=True, eq=False)
@@ -419,10 +420,12 @@ class Programs:
 
     def _drop_old(self) -> None:
         """Drop the programs that were not used for the longest time, and their records."""
-        if len(self._any_size_cache) > _MAX_PLACED:
+        while _are_too_many([placed for placed, _ in self._any_size_cache.values()]):
             self._any_size_cache.popitem(last=False)
-        if len(self._placed) <= _MAX_PLACED:
-            return
+        while _are_too_many(list(self._placed.values())):
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
         in_use = {placed for placed, _ in list(self._last.values())}
         key, old = next((key, candidate) for key, candidate in self._placed.items() if candidate not in in_use)
         halves = self._halves.pop(old, None)
@@ -578,6 +581,12 @@ class Programs:
         placed: PlacedProgram, arrays: Mapping[str, Array], numbers: Array, shard: Shard, comm: Communicator | None
     ) -> tuple[Mapping[str, Array], Mapping[Variable, Array]]:
         return evaluate(placed, {ROWS: numbers, **arrays}, rows=shard.rows, first_row=shard.first_row, comm=comm)
+
+
+def _are_too_many(programs: Collection[PlacedProgram]) -> bool:
+    """Whether one of the cached programs must be dropped."""
+    count = len(programs)
+    return count > _MAX_PLACED and (count > _MAX_SMALL or sum(len(p.tensors) for p in programs) > _MAX_TENSORS)
 
 
 @dataclass(frozen=True, eq=False)

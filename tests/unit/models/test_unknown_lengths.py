@@ -13,6 +13,7 @@ import pytest
 from dptrain import Input, KerasTensor, Model, Sequential, layers, ops
 from dptrain.errors import ConfigError, DataError
 from dptrain.models import clone_model, load_model
+from dptrain.train import programs
 
 RNG = np.random.default_rng(0)
 
@@ -241,12 +242,17 @@ def test_a_step_is_traced_for_each_number_of_rows_only_where_it_asks(monkeypatch
     np.testing.assert_allclose(model.predict_on_batch(x[:3]), pooled, atol=1e-5)
 
 
-def test_programs_of_the_last_sizes_are_kept():
+@pytest.mark.parametrize(
+    ("limits", "kept"), [({}, 79), ({"_MAX_TENSORS": 100}, 64), ({"_MAX_SMALL": 70}, 70)], ids=["small", "large", "many"]
+)
+def test_programs_of_the_last_sizes_are_kept(monkeypatch, limits, kept):
+    for name, limit in limits.items():
+        monkeypatch.setattr(programs, name, limit)
     model = of_sequences()
     model.compile("sgd", "mse", jit_compile=False)
     for length in range(1, 80):
         model.predict_on_batch(samples(2, length, 8))
-    assert len(model._programs._placed) <= 64
+    assert len(model._programs._placed) == len(model._programs._any_size_cache) == kept
     assert len(model._programs._prepared) <= 32
 
 
