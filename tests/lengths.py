@@ -16,6 +16,10 @@ IDS, CLASSES = 30, 5
 class Position(L.Layer):
     """Adds a trained vector for each position."""
 
+    def __init__(self):
+        super().__init__()
+        self.supports_masking = True
+
     def build(self, input_shape):
         self.table = self.add_weight(shape=(2048, input_shape[-1]))
 
@@ -96,11 +100,12 @@ def model_of(name):
 
 
 def drawn(rng):
-    """Return a drawn model that takes 16 steps or more."""
+    """Return a drawn model that takes 16 steps or more, and the names of its blocks."""
     names = [str(name) for name in rng.choice(list(BLOCKS), rng.integers(1, 4), replace=False)]
     shrinks = {"conv", "strided conv", "pool", "average", "padding", "reversed"}
-    masked = bool(rng.integers(2)) and shrinks.isdisjoint(names)
-    return classifier(names, str(rng.choice(list(POOLS))), masked=masked), names
+    pool = str(rng.choice(list(POOLS)))
+    masked = bool(rng.integers(2)) and shrinks.isdisjoint(names) and pool != "max"
+    return classifier(names, pool, masked=masked), names
 
 
 def batch(length, of_steps, rows=5):

@@ -1,6 +1,7 @@
 """What a model's step computes, as text, without data or device."""
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -10,16 +11,17 @@ import numpy as np
 
 from dptrain import comm as comms
 from dptrain.backend import describe
+from dptrain.backend.cpu.parameters import parameter_count
 from dptrain.distribution.placing import current_mesh, layout_of
 from dptrain.errors import ConfigError
 from dptrain.models.explaining_stages import explain_stages
 from dptrain.program import tree
-from dptrain.program.dims import Dim
+from dptrain.program.dims import Dim, bound
 from dptrain.program.explain import COLUMNS, cut, messages_of, shown, table, wrapped, wrapped_code
 from dptrain.program.explain import explain as tables
 from dptrain.program.program import Program, trace
 from dptrain.program.schedule.description import Description
-from dptrain.program.shapes import Shape, size
+from dptrain.program.shapes import Shape, is_open, size
 from dptrain.program.sharding.local import MeshPosition, localized
 from dptrain.program.sharding.mesh import BATCH, Axes, PlacedProgram
 from dptrain.program.sharding.placement import place
@@ -32,6 +34,8 @@ if TYPE_CHECKING:
 
 # Options that change a GPU's kernels, and the widest column of layers.
 _OF_GPU, _LAYERS = ("precision", "gemm", "conv"), 24
+# What stands for lengths that are None, and another such length: primes, which no width is equal to.
+_LENGTH, _OTHER_LENGTH = 97, 139
 # A step's inputs by name: shape with rows, type.
 _Data = dict[str, tuple[Shape, str]]
 
@@ -62,7 +66,7 @@ def explain(
     `backend/cuda/cost/roofline.py` predicts each kernel's time on three GPUs; registers are shown if there is an nvcc.
     `kernels` lists each kernel's ops. With `code` the text is a source file of the generated code, which compiles with
     the folder `kernels/` among the includes, and all else is a comment. `dtype` is that of the samples, such as "uint8"
-    for pixels.
+    for pixels. Lengths that are None, as those of sequences, are 97; the text says whether others share C++.
     """
     traced, totals = _traced(model, batch_size, step, dtype)
     shared = _shared(model, traced, mesh or _mesh_at_hand(model))
@@ -85,6 +89,8 @@ def explain(
         *([f"{result.in_place} of {count} new values are written over the old ones"] if count else []),
         f"{len(result.kernels)} kernels after fusion, on a {result.device}",
     ]
+    if _has_open_inputs(model):
+        lines.append(_of_other_lengths(model, batch_size, step, dtype, program, result.device))
     if result.on_host:
         lines.append(f"on the host, between two copies: {', '.join(result.on_host)}")
     if result.in_one_launch:
@@ -193,8 +199,31 @@ def traced_program(model: "Model", batch_size: int = 32, *, dtype: str | None = 
     return _traced(model, batch_size, "train", dtype)[0]
 
 
-def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tuple[Program, Collection[Variable]]:
-    """Return a step's program on a whole batch, and the totals of which each rank may hold a part."""
+def _has_open_inputs(model: "Model") -> bool:
+    return any(is_open(symbol.shape[1:]) for symbol in tree.leaves(model._input_symbols))
+
+
+def _of_other_lengths(
+    model: "Model", batch_size: int, step: str, dtype: str | None, program: PlacedProgram, device: str
+) -> str:
+    """Return whether the code of a program, which is for some length, serves others, by that for another one."""
+    text = f"lengths that are None are {_LENGTH} here"
+    if device != "CPU":
+        return f"{text}; each other length is compiled for itself"
+    other = place(_traced(model, batch_size, step, dtype, _OTHER_LENGTH)[0], comm_dtype=_comm_dtype(model))
+    count = parameter_count(*(describe("cpu", each, batch_size).code for each in (program, other)))
+    if count is None:
+        return f"{text}; for {_OTHER_LENGTH} other C++ is compiled"
+    return f"{text}; C++ for others is compiled once, with {count} numbers as parameters"
+
+
+def _traced(
+    model: "Model", batch_size: int, step: str, dtype: str | None, length: int = _LENGTH
+) -> tuple[Program, Collection[Variable]]:
+    """Return a step's program on a whole batch, and the totals of which each rank may hold a part.
+
+    `length` stands for lengths that are None.
+    """
     if step not in ("train", "test", "predict"):
         raise ConfigError(f"step = {step!r}: expected 'train', 'test' or 'predict'")
     if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
@@ -203,7 +232,7 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
         raise ConfigError(f"You must call `compile()` before explaining the {step} step.")
     if model._stack:  # its first layer has the shape
         model.build()
-    data, inputs = _data(model, Dim.rows(batch_size), step, dtype)
+    data, inputs = _data(model, Dim.rows(batch_size), step, dtype, length)
     run = model._make_step(step)
 
     def traced(*tensors: Tensor) -> Any:
@@ -217,30 +246,35 @@ def _traced(model: "Model", batch_size: int, step: str, dtype: str | None) -> tu
     return trace(traced, inputs), run.totals
 
 
-def _data(model: "Model", rows: Dim, step: str, dtype: str | None) -> tuple[Any, _Data]:
-    """Return a step's data, with names for arrays, and the arrays' shapes and dtypes."""
+def _data(model: "Model", rows: Dim, step: str, dtype: str | None, length: int) -> tuple[Any, _Data]:
+    """Return a step's data, with names for arrays, and the arrays' shapes and dtypes; `length` as in `_traced`."""
     symbols = model._input_symbols
     if symbols is None:
         raise ConfigError(f"model {model.name!r} does not know the shapes of its inputs: build it, or call it on data")
     inputs: _Data = {}
+    lengths: Mapping[str, Any] = defaultdict(lambda: length, rows=rows)
 
     def entered(path: str, symbol: Tensor) -> str:
         name = f"x/{path}" if path else "x"
         symbol_dtype = model._data_dtype if is_floating(symbol.dtype) else symbol.dtype.name
-        inputs[name] = (rows, *map(int, symbol.shape[1:])), dtype or symbol_dtype
+        inputs[name] = (rows, *map(int, bound(tuple(symbol.shape[1:]), lengths))), dtype or symbol_dtype
         return name
 
     x = tree.map_leaves(entered, symbols)
     losses = model._expected_data.losses
     if step == "predict" or losses is None:
         return x, inputs
-    shapes = iter(model._output_shape if isinstance(model._output_shape, list) else [model._output_shape])
+    output_shapes = model._output_shape if isinstance(model._output_shape, list) else [model._output_shape]
+    if _has_open_inputs(model):
+        input_shapes = tree.map_leaves(lambda _, name: (None, *inputs[name][0][1:]), x)
+        output_shapes = [shape for _, shape in tree.flat_shapes(model.compute_output_shape(input_shapes))]
+    shapes = iter(output_shapes)
 
     def target(path: str, loss: Any) -> str:
         shape = next(shapes)[1:]
         name = f"y/{path}" if path else "y"
         labels = loss._takes_labels
-        inputs[name] = ((rows,), "int64") if labels else ((rows, *shape), model._data_dtype)
+        inputs[name] = ((rows, *shape[:-1]), "int64") if labels else ((rows, *shape), model._data_dtype)
         return name
 
     return (x, tree.map_leaves(target, losses)), inputs

@@ -223,6 +223,15 @@ class Parameterized:
         self.source, self.parameters, self.is_shared = source, [], False
 
 
+def parameter_count(source: str, other: str) -> int | None:
+    """Return by how many numbers two programs' texts differ if they can share a library; None if they cannot."""
+    texts = parsed(source), parsed(other)
+    if texts[0].digest != texts[1].digest:
+        return None
+    parameters = Version(texts[0].pieces, [text.literals for text in texts]).parameters(texts[1].literals)
+    return None if parameters is None else len(parameters)
+
+
 def _kind(program: Program) -> tuple[Hashable, Hashable]:
     """Return what programs that differ in lengths alone have in common, and the lengths."""
     inputs = program.inputs.items()

@@ -370,3 +370,29 @@ def test_the_stages_of_a_pipeline():
         model.explain(8)
     with pytest.raises(ConfigError, match="stages = 0: expected an integer >= 1"):
         model.compile("sgd", "mse", stages=0)
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_lengths_that_are_none(device):
+    ids = dp.Input((None,), dtype="int32")
+    x = dp.layers.Embedding(30, 8)(ids)
+    steps = dp.Model(ids, dp.layers.Dense(5, "softmax")(dp.layers.MultiHeadAttention(2, 4)(x, x)))
+    steps.compile("adam", "sparse_categorical_crossentropy", device=device)
+    text = steps.explain(6)
+    shared = r"C\+\+ for others is compiled once, with \d+ numbers as parameters"
+    said = shared if device == "cpu" else "each other length is compiled for itself"
+    assert re.search(rf"\nlengths that are None are 97 here; {said}\n", text + "\n")
+    assert re.search(r"\(B, 97, 8\) ", text), "embedded"
+    assert re.search(r"one_hot|\(B, 97, 5\) ", text), "a class of each step"
+
+
+def test_lengths_whose_code_has_other_steps():
+    """An op for each step."""
+    inputs = dp.Input((None, 2))
+    model = dp.Model(inputs, dp.layers.Lambda(lambda x: sum(x[:, n] * n for n in range(x.shape[1])))(inputs))
+    text = model.explain(step="predict")
+    assert "lengths that are None are 97 here; for 139 other C++ is compiled" in text
+
+
+def test_known_lengths_are_not_said():
+    assert "lengths that are None" not in dense().explain()
