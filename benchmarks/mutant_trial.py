@@ -79,7 +79,7 @@ CUDA_TESTS = (
     *("absent_rows_on_cuda", "attention_on_cuda", "calls_in_loops_on_cuda", "loops_on_cuda", "row_chains_on_cuda"),
     *("recurrent_on_cuda", "steps_on_cuda", "branches_on_cuda", "while_loops_on_cuda", "tma_products_on_cuda"),
 )
-TEXTS = ("attention", "compose", "costs", "generate", "groups", "persistent", "products")  # in this process
+TEXTS = ("attention", "compose", "costs", "generate", "persistent", "policy", "products")  # in this process
 OF_TEXT = tuple(f"tests/unit/backend/cuda/test_{name}.py" for name in TEXTS)
 DEVICES = (
     Device("mesh", (), (*OF_PROGRAMS, *OF_RANKS), 3),

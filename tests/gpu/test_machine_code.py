@@ -6,10 +6,11 @@ import numpy as np
 import pytest
 
 from dptrain import ops
-from dptrain.backend.cuda import generate, tma
+from dptrain.backend.cuda import tma
 from dptrain.backend.cuda.compile import command, parse_resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.cost.roofline import GPUS, Load, blocks_per_processor
+from dptrain.backend.cuda.frames import columns
 from dptrain.backend.cuda.generate import Kernel, source
 from dptrain.program.dims import Dim
 from dptrain.program.program import trace
@@ -159,7 +160,7 @@ def test_sums_over_rows_wait_once_for_several_rows(nvcc, monkeypatch, tmp_path):
         return code.loads_at_once()
 
     assert loads_at_once() >= 12
-    monkeypatch.setattr(generate, "_ROWS_AHEAD", ())
+    monkeypatch.setattr(columns, "_ROWS_AHEAD", ())
     assert loads_at_once() <= 8, "rows one by one, and addresses"
 
 

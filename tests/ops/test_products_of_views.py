@@ -20,7 +20,7 @@ VIEWS = {
     "transpose": lambda x: ops.transpose(x, (*range(x.ndim - 2), x.ndim - 1, x.ndim - 2)),
     "slice": lambda x: x[..., ::2],
 }
-# The longest around one product each, since each is a kernel to compile; `test_groups.py` has all of three.
+# The longest around one product each, since each is a kernel to compile; `test_policy.py` has all of three.
 CHAINS = [chain for length in (1, 2) for chain in itertools.product(VIEWS, repeat=length)]
 CHAINS += list(itertools.permutations(("reshape", "transpose", "slice")))
 

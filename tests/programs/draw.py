@@ -36,6 +36,7 @@ PACKAGE = Path(__file__).resolve().parents[2] / "dptrain"  # also of programs th
 GENERATORS = (
     *("backend/cpu/codegen.py", "backend/cuda/generate.py", "backend/cuda/products.py", "backend/cuda/executable.py"),
     *("backend/cuda/policy.py", "backend/cuda/expressions.py", "backend/cuda/compose.py", "backend/cuda/persistent.py"),
+    *("backend/cuda/frames/columns.py", "backend/cuda/frames/elements.py", "backend/cuda/frames/products.py"),
     *(f"program/codegen/{name}.py" for name in ("fuse", "kernels", "merge", "views", "cpp")),
 )
 # The lengths in `kernels/`: a warp, blocks of rows (`dp_block`), tiles of products.

@@ -7,9 +7,9 @@ from functools import cached_property, partial
 from typing import Any
 
 from dptrain.backend.cuda.attention import attention_precision
+from dptrain.backend.cuda.frames.functions import function_of
 from dptrain.backend.cuda.generate import (
     GeneratedFunction,
-    Generator,
     Kernel,
     Local,
     kernels,
@@ -20,13 +20,12 @@ from dptrain.backend.cuda.generate import (
 )
 from dptrain.backend.cuda.libraries.providers import Problem, Provider, is_product, problem_of, with_providers
 from dptrain.backend.cuda.loops import Address, LoopCall
-from dptrain.backend.cuda.persistent import RowLoop, RowsGenerator
+from dptrain.backend.cuda.persistent import RowsWriter, rows_of_block
 from dptrain.backend.cuda.policy import POLICY, factors_of
 from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body, steps_of
 from dptrain.program.body import with_steps as with_tensors_of_steps
-from dptrain.program.codegen.index_expr import ZERO_INDEX
 from dptrain.program.codegen.memory import Access, MemoryPlan, in_place, nbytes, plan
 from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
@@ -34,7 +33,8 @@ from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
 from dptrain.program.schedule.fuse import Schedule, fuse
 from dptrain.program.schedule.loops import BUFFERS, repeat_of
-from dptrain.program.schedule.nest import Nest
+from dptrain.program.schedule.nest import Nest, may_overwrite
+from dptrain.program.schedule.rows import RowLoop
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE
 from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
@@ -127,9 +127,9 @@ class Composition:
         names |= {part: f"part_of_{names[tensor]}" for tensor, part in schedule.parts.items() if part not in names}
         self._first_carries = set[Tensor]()
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
-        functions, generator = self._functions(schedule, self.stored, names, {}, 0)
+        functions = self._functions(schedule, names, {}, 0)
         self.in_place = self._replaced(functions, messages, schedule.parts)
-        self._copy_updates(schedule, functions, generator, names)
+        self._copy_updates(schedule, functions, names)
         old = {new: program.state[variable] for new, variable in self.targets.items()}
         for function in functions.values():
             for new in [tensor for tensor in function.pointers if tensor in old and old[tensor] in function.pointers]:
@@ -147,42 +147,37 @@ class Composition:
         self,
         schedule: Schedule,
         functions: dict[Nest, GeneratedFunction],
-        generator: Generator,
         names: dict[Tensor, str],
     ) -> None:
         """Add copies of updates that cannot be `in_place` over the old values, once these have been read."""
         readers: dict[Tensor, set[Nest]] = {}
-        for nest, function in functions.items():
-            for tensor in function.reads:
+        for nest in functions:
+            for tensor in nest.reads:
                 readers.setdefault(tensor, set()).add(nest)
         for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
-            moved = Tensor(OPERATORS["identity"], (copied,), {}, copied.shape, copied.dtype)
+            moved, nest = schedule.append_copy(copied)
             names[moved] = f"moved_{names[copied]}"
             self.stored.add(moved)
             del self.targets[copied]
             self.targets[moved] = variable
-            nest = Nest("map", (("row", copied.shape),), schedule.stage_count - 1, 0, {moved: "main"})
             nest.after = set(readers.get(self.program.state[variable], ()))
             if copied in schedule.nest_of:
                 nest.after.add(schedule.nest_of[copied])
-            schedule.nests.append(nest)
-            functions[nest] = generator.function(nest)
+            functions[nest] = function_of(nest, self.sizes, names, {})
 
     def _functions(
         self,
         schedule: Schedule,
-        stored: set[Tensor],
         names: dict[Tensor, str],
         addresses: Mapping[Tensor, Address],
         depth: int,
-    ) -> tuple[dict[Nest, GeneratedFunction], Generator]:
-        """Return the functions of nests, and their generator, at a depth of loops."""
-        generator = Generator(schedule, self.sizes, stored, names, addresses)
-        functions = {nest: generator.function(nest) for nest in schedule.nests}
+    ) -> dict[Nest, GeneratedFunction]:
+        """Return the functions of nests, at a depth of loops."""
+        functions = {nest: function_of(nest, self.sizes, names, addresses) for nest in schedule.nests}
         for nest, function in functions.items():
             if nest.frame == "loop":
                 self._fill_loop(function, list(nest.members), names, addresses, depth)
-        return functions, generator
+        return functions
 
     def _fill_loop(
         self,
@@ -201,16 +196,14 @@ class Composition:
         step = step_of(call.repeat.body, self.program.rows)
         step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in written})
         schedule = fuse(step, POLICY)
-        stored = schedule.written
-        functions, _ = self._functions(schedule, stored, names, addresses, depth + 1)
+        functions = self._functions(schedule, names, addresses, depth + 1)
         _order(schedule.nests, set(), set())
-        row_loop = None if call.repeat.length is None else RowLoop(call.repeat, functions)
-        if row_loop is not None and depth == 0 and (rows := row_loop.rows_of_block(self.sizes)) is not None:
-            generator = RowsGenerator(row_loop, rows, schedule, self.sizes, stored, names, addresses)
-            self.stored |= generator.fill(function, call)
+        row_loop = RowLoop(call.repeat, schedule.nests)
+        if depth == 0 and (rows := rows_of_block(row_loop, self.sizes)) is not None:
+            self.stored |= RowsWriter(row_loop, rows, self.sizes, names, addresses).fill(function, call)
             return
         (call.kernels,) = _stages(schedule, functions, steps=False)
-        call.plan = self._plan([call.kernels], [[]], stored - addresses.keys())
+        call.plan = self._plan([call.kernels], [[]], schedule.written - addresses.keys())
         function.call = call
 
     def source(self) -> str:
@@ -269,10 +262,8 @@ class Composition:
         for nests, stage_messages in zip(stages, messages, strict=True):
             number = len(accesses)
             for nest in nests:
-                function = functions[nest]
-                kernels[nest] = Access(
-                    function.reads.keys(), function.writes, number, replaces=partial(_replaces, nest, function)
-                )
+                writes = functions[nest].writes
+                kernels[nest] = Access(nest.reads.keys(), writes, number, replaces=partial(may_overwrite, nest))
                 accesses.append(kernels[nest])
             for message in stage_messages:
                 if message[0].op is not ALL_REDUCE:
@@ -463,16 +454,3 @@ def _stages(schedule: Schedule, functions: dict[Nest, GeneratedFunction], steps:
             levels.setdefault(max(readers, default=0) + 1, []).append(advance)
         kernels_of.append(kernels([levels[n] for n in sorted(levels)]))
     return kernels_of
-
-
-def _replaces(nest: Nest, function: GeneratedFunction, new: Tensor, old: Tensor) -> bool:
-    """Whether no thread of a nest reads an old element that another thread overwrites."""
-    read = function.reads.get(old, set())
-    role = nest.members[new]
-    if None in read:  # users' kernels and loops read all elements, in any order
-        return False
-    if role == "final" and not nest.by_column:
-        return True  # all blocks have read when the last one begins
-    if nest.frame == "rows" and function.places[new] == ZERO_INDEX:
-        return not read  # all warps have read that at the beginning
-    return read <= {function.places[new]}

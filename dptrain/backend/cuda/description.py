@@ -4,7 +4,7 @@ from collections import Counter
 
 from dptrain.backend.cuda.compile import resources_of_text
 from dptrain.backend.cuda.compose import Composition
-from dptrain.backend.cuda.cost.loads import LEGEND, computed, loads, table
+from dptrain.backend.cuda.cost.loads import LEGEND, loads, table
 from dptrain.backend.cuda.generate import launched
 from dptrain.backend.cuda.libraries.providers import asked
 from dptrain.errors import DeviceError
@@ -45,8 +45,8 @@ def kernels_of(composition: Composition) -> list[KernelDescription]:
     for (launch, times), load in zip(pairs, loads(composition), strict=True):
         kind = ("launch" if launch.threads else "call") if times == 1 else f"{times:,} times"
         label = ", ".join(function.name for function in launch.functions)
-        tensors = [t for function in launch.functions if function.nest is not None for t in computed(function)]
-        tensors = list(dict.fromkeys(tensors))  # functions of a launch compute some elements again
+        nests = [function.nest for function in launch.functions if function.nest is not None]
+        tensors = list(dict.fromkeys(t for nest in nests for t in nest.computed))  # some elements by several
         kernels.append(KernelDescription(kind, label, tensors, layers.of(tensors), load.read, load.written, times))
     return kernels
 

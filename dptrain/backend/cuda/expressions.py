@@ -1,13 +1,12 @@
-"""Statements of a function as CUDA C++.
+"""Statements of a nest as CUDA C++.
 
-`Writer.value(tensor, index)` builds the statements that compute an element (`program/schedule`) and writes them: loads,
-expressions, and functions of `kernels/`. Each stands in the outermost scope that has its operands; statements with
-equal text are one.
+`Renderer.render(statements)` writes statements (`program/schedule`) as loads, expressions, and functions of `kernels/`.
+Each stands in the outermost scope that has its operands; statements with equal text are one. What is reduced, by whom
+and when it is complete, the frame around them says (`frames/`).
 """
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,13 +24,12 @@ from dptrain.program.codegen.cpp import (
     literal,
     numel_text,
 )
-from dptrain.program.codegen.index_expr import Axis, FloorDiv, IndexExpr, symbol
+from dptrain.program.codegen.index_expr import Axis, FloorDiv, symbol
 from dptrain.program.codegen.index_expr import Index as IndexTerm
 from dptrain.program.codegen.statements import ALWAYS, Statements
 from dptrain.program.dims import Dim
 from dptrain.program.lowering import Gather, Reduction, RowChain, Scatter, Windows, lowering_of
 from dptrain.program.program import ROWS
-from dptrain.program.schedule.build import Builder, Index
 from dptrain.program.schedule.statements import (
     At,
     Case,
@@ -39,17 +37,20 @@ from dptrain.program.schedule.statements import (
     Compute,
     Convert,
     Draw,
+    For,
+    Join,
     Known,
     Load,
     Multiply,
     Reduce,
     Row,
     Statement,
+    Store,
     Tap,
+    Total,
     Value,
     Whole,
     Within,
-    loads,
 )
 from dptrain.program.tensor import DType, Tensor
 from dptrain.runtime.types import is_floating
@@ -59,90 +60,56 @@ from dptrain.runtime.types import is_floating
 class Quads:
     """Groups of four adjacent elements that a map's threads load and store, with the C++ index of the current element.
 
-    `loaded` and `stored` map pointers to the variable that holds four elements, and their type.
+    `stores`: whether elements are stored in fours too. `loaded` and `stored` map pointers to the variable that holds
+    four elements, and their type.
     """
 
     index: str
+    stores: bool = True
     loaded: dict[str, tuple[str, str]] = field(default_factory=dict)
     stored: dict[str, tuple[str, str]] = field(default_factory=dict)
 
 
-class Writer(Statements):
+class Renderer(Statements):
     """Writes the statements of one function.
 
     Args:
-        is_stored: whether a tensor is in memory when the function runs.
         name: returns a stored tensor's pointer, and records that the function needs it.
         number: returns the name of a number that differs by run, and records it, given tensor, attribute ("" for a
             constant), value and type.
 
-    `needs`: headers and special arguments; `quads`: elements loaded and stored in fours, None if singly.
+    `needs`: headers and special arguments; `quads`: elements loaded and stored in fours, None if singly;
+    `accumulators`: what terms of reductions are joined to, if `joins_if` is true; `totals`: complete reductions and
+    products; `effects`: where joins and stores are written, None for where they stand.
     """
 
-    def __init__(
-        self,
-        is_stored: Callable[[Tensor], bool],
-        name: Callable[[Tensor], str],
-        number: Callable[[Tensor, str, Any, DType], str],
-    ) -> None:
+    def __init__(self, name: Callable[[Tensor], str], number: Callable[[Tensor, str, Any, DType], str]) -> None:
         super().__init__()
         self._name, self._own = name, number
-        self._builder, self._written = Builder(is_stored), 0
         self._texts: dict[int, Ex] = {}  # of values
         self._indices: dict[str | int, str] = {}  # of computed indices, by their names
         self._tests: dict[Within | Tap, list[str]] = {}
-        self._whole: dict[Tensor, None] = {}  # read in the function's own order
         self._drawn: dict[str, str] = {}
         self.needs: set[str] = set()
         self.quads: Quads | None = None
-
-    @property
-    def loads(self) -> dict[Tensor, set[IndexExpr | None]]:
-        """Flat indices at which stored tensors are loaded, None for all."""
-        positions = loads(self._builder.statements)
-        for tensor in self._whole:
-            positions.setdefault(tensor, set()).add(None)
-        return positions
-
-    @contextmanager
-    def scope(self, threshold: int | None = None) -> Iterator[list[str]]:
-        """See `Statements`."""
-        with self._builder.scope(threshold), super().scope(threshold) as lines:
-            yield lines
-
-    def know(self, tensor: Tensor, position: IndexExpr, text: Ex) -> None:
-        """Use a variable for a tensor's element at a flat index, and no other for this tensor."""
-        value = self._builder.new(text.depth)
-        self._texts[value.number] = text
-        self._builder.known[tensor] = {position: value}
-
-    def value(self, tensor: Tensor, index: Index) -> Ex:
-        """Write an element of a tensor; ConfigError if its op has no kernel."""
-        return self._written_of(self._builder.value(tensor, index))
-
-    def computed(self, tensor: Tensor, index: Index) -> Ex:
-        """Write an element, computed even if the tensor is stored."""
-        return self._written_of(self._builder.computed(tensor, index))
+        self.accumulators: dict[Tensor, str] = {}
+        self.joins_if = ""
+        self.totals: dict[Tensor, Ex] = {}
+        self.effects: list[str] | None = None
 
     def pointer(self, tensor: Tensor) -> str:
-        """Return the pointer of a tensor that a function reads in its own order."""
-        self._whole[tensor] = None
+        """Return the pointer of a stored tensor."""
         return self._name(tensor)
 
-    def _written_of(self, value: Value) -> Ex:
-        """Write what has been built since, and return the text of a value."""
-        new, self._written = self._builder.statements[self._written :], len(self._builder.statements)
-        self._render(new)
-        return self._text(value)
+    def render(self, statements: Sequence[Statement]) -> None:
+        """Write statements."""
+        for statement in statements:
+            text = _RULES[type(statement)](self, statement)
+            if not isinstance(statement, Row | Within | Tap | For | Join | Store):  # those compute no value
+                self._texts[statement.to.number] = text
 
     def _text(self, value: Value) -> Ex:
         return self._texts[value.number]._replace(computed=value.computed)
-
-    def _render(self, statements: Sequence[Statement]) -> None:
-        for statement in statements:
-            text = _RULES[type(statement)](self, statement)
-            if not isinstance(statement, Row | Within | Tap):  # those compute an index
-                self._texts[statement.to.number] = text
 
     def _name_of(self, index: IndexTerm) -> str:
         if isinstance(index, FloorDiv) or index is None:
@@ -295,7 +262,7 @@ class Writer(Statements):
 
     def _choose(self, choose: Choose) -> Ex:
         def value(case: Case) -> Ex:
-            self._render(case.body)
+            self.render(case.body)
             return self._text(case.value)
 
         conditions = [
@@ -315,7 +282,7 @@ class Writer(Statements):
         kind, join = join_type(tensor), join_of(tensor) or "Sum"
         self._indices[reduce.index.name] = at
         with self.scope() as inner:
-            self._render(reduce.body)
+            self.render(reduce.body)
             term = self._text(reduce.term).text
             if join == "First":  # an argmax reduces elements with their indices
                 term = f"{kind}{{{term}, {self.at(symbol(reduce.index)).text}}}"
@@ -330,26 +297,58 @@ class Writer(Statements):
         )
         return Ex(f"{result}.place" if join == "First" else result, self.depth)
 
+    # Effects
 
-_RULES: Mapping[type, Callable[[Writer, Any], Any]] = {
-    Known: Writer._known,
-    Load: Writer._load,
-    At: Writer._at,
-    Compute: Writer._compute,
-    Convert: Writer._convert,
-    Multiply: Writer._multiply,
-    Draw: Writer._draw,
-    Whole: Writer._call,
-    Row: Writer._row,
-    Within: Writer._within,
-    Tap: Writer._tap,
-    Choose: Writer._choose,
-    Reduce: Writer._reduce,
+    def _effect(self, line: str) -> None:
+        if self.effects is None:
+            self.write(line)
+        else:
+            self.effects.append(line)
+
+    def _join(self, join: Join) -> None:
+        tensor, name = join.tensor, self.accumulators[join.tensor]
+        if join_type(tensor).startswith("Best"):
+            term = f"{join_type(tensor)}{{{self._text(join.term).text}, {self.at(join.position).text}}}"
+        else:
+            term = cast(self._text(join.term), tensor.inputs[0].dtype, tensor.dtype)
+        guard = f"if ({self.joins_if}) " if self.joins_if else ""
+        self._effect(f"{guard}{name} = {join_of(tensor)}::join({name}, {term});")
+
+    def _total(self, total: Total) -> Ex:
+        return self.totals[total.tensor]
+
+    def _store(self, store: Store) -> None:
+        pointer, at = self._name(store.tensor), self.at(store.position).text
+        target = f"{pointer}[{at}]"
+        if self.quads is not None and self.quads.stores and at == self.quads.index:
+            quad = self.fresh("quad")
+            self.quads.stored[pointer] = quad, ctype(store.tensor.dtype)
+            target = f"{quad}.of[own]"
+        self._effect(f"{target} = {self._text(store.value).text};")
+
+
+_RULES: Mapping[type, Callable[[Renderer, Any], Any]] = {
+    Known: Renderer._known,
+    Load: Renderer._load,
+    At: Renderer._at,
+    Compute: Renderer._compute,
+    Convert: Renderer._convert,
+    Multiply: Renderer._multiply,
+    Draw: Renderer._draw,
+    Whole: Renderer._call,
+    Row: Renderer._row,
+    Within: Renderer._within,
+    Tap: Renderer._tap,
+    Choose: Renderer._choose,
+    Reduce: Renderer._reduce,
+    Join: Renderer._join,
+    Total: Renderer._total,
+    Store: Renderer._store,
 }
-_CALLS: Mapping[type, Callable[[Writer, Tensor, Sequence[str]], str]] = {
-    Windows: Writer._window,
-    Scatter: Writer._add_rows,
-    RowChain: Writer._row_chain,
+_CALLS: Mapping[type, Callable[[Renderer, Tensor, Sequence[str]], str]] = {
+    Windows: Renderer._window,
+    Scatter: Renderer._add_rows,
+    RowChain: Renderer._row_chain,
 }
 
 

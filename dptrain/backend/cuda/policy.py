@@ -130,6 +130,13 @@ def _operands(tensor: Tensor) -> list[Tensor]:
     return list(tensor.inputs)
 
 
+def _row_operand(tensor: Tensor) -> Tensor | None:
+    if not isinstance(lowering_of(tensor), Product) or not is_product(tensor) or tensor.ndim != 2:
+        return None
+    (a, transposed), (b, _) = factors_of(tensor)
+    return None if transposed or a is b else a
+
+
 # An update in the blocks of a matrix product would wait for all readers of the old value, often the product beside
 # this one. A convolution's kernel is small compared with its gradient's sums, and so are the sums of its results.
 _OF_PRODUCT, _OF_CONVOLUTION = Epilogue(frozenset(), updates=False), Epilogue(frozenset({"sum"}), updates=True)
@@ -141,4 +148,4 @@ def _epilogue(product: Tensor) -> Epilogue | None:
     return _OF_CONVOLUTION if isinstance(lowering_of(product), ConvolutionLowering) else _OF_PRODUCT
 
 
-POLICY = Policy(_COMPUTED_AGAIN, _DEEP, _extern, _operands, _epilogue, reduction)
+POLICY = Policy(_COMPUTED_AGAIN, _DEEP, _extern, _operands, _row_operand, _epilogue, reduction)

@@ -57,6 +57,7 @@ from dptrain.program.schedule.statements import (
     Row,
     Statement,
     Tap,
+    Total,
     Value,
     Whole,
     Within,
@@ -111,12 +112,21 @@ class Builder:
         return self._scopes[-1].threshold
 
     @contextmanager
-    def _block(self, threshold: int | None = None) -> Iterator[list[Statement]]:
-        """Collect the statements of a case or a loop."""
+    def block(self, threshold: int | None = None) -> Iterator[list[Statement]]:
+        """Collect the statements of a case, a loop or a part of a nest."""
         outer, self._body = self._body, []
         with self.scope(threshold):
             yield self._body
         self._body = outer
+
+    def append(self, statement: Statement) -> None:
+        """Append a statement to the innermost block."""
+        self._body.append(statement)
+
+    def know(self, tensor: Tensor, position: IndexExpr, depth: int) -> None:
+        """Use what a frame has computed for a tensor's element at a flat index, and for no other of this tensor."""
+        self.append(total := Total(self.new(depth), tensor))
+        self.known[tensor] = {position: total.to}
 
     def new(self, depth: int, computed: bool = False) -> Value:
         """Return a value that nothing has computed yet."""
@@ -244,7 +254,7 @@ class Builder:
         threshold = min((min(depths) for depths in tested), default=0)
         built: list[Case] = []
         for guards, value in cases:
-            with self._block(min(threshold, self.depth)) as body:
+            with self.block(min(threshold, self.depth)) as body:
                 built.append(Case(guards, body, value()))
         self._body.append(statement := Choose(self.new(self.depth), tensor.dtype, built))
         return statement.to
@@ -289,7 +299,7 @@ class Builder:
 
     def _reduced(self, tensor: Tensor, lengths: Shape, term: Callable[[IndexExpr], Value]) -> Value:
         """Join terms in a loop."""
-        with self._block() as body:
+        with self.block() as body:
             index = self._index(numel(lengths), self.depth)
             value = term(symbol(index))
         self._body.append(statement := Reduce(self.new(self.depth), tensor, index, numel(lengths), body, value))

@@ -14,10 +14,9 @@ from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
 from dptrain.program.lowering import WHOLE, ConvolutionLowering, Element, Product, Reduction, in_order, lowering_of
 from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
-from dptrain.program.schedule.build import Builder
+from dptrain.program.schedule import members
 from dptrain.program.schedule.nest import Axes, Nest, Role, weights
 from dptrain.program.schedule.policy import Policy
-from dptrain.program.schedule.statements import loads as loads_of
 from dptrain.program.shapes import Shape, size
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import SENT, stages
@@ -56,10 +55,28 @@ class Schedule:
         needed = {*self.program.results, *self.used, *self.parts, *self.parts.values()}
         return {tensor for tensor in needed if tensor in self.anchors}
 
+    def append_copy(self, tensor: Tensor) -> tuple[Tensor, Nest]:
+        """Append a nest, of the last stage, that copies what others have computed; return the copy and the nest."""
+        copy = Tensor(OPERATORS["identity"], (tensor,), {}, tensor.shape, tensor.dtype)
+        nest = Nest("map", (("row", tensor.shape),), self.stage_count - 1, 0, {copy: "main"})
+        self.nests.append(nest)
+        self.anchors[copy] = None
+        self.nest_of[copy] = nest
+        members.write(nest, self.is_stored, {copy})
+        return copy, nest
+
 
 def fuse(program: Program, policy: Policy) -> Schedule:
-    """Return a program as nests."""
-    return _Fuser(program, policy).schedule
+    """Return a program as nests, with their statements."""
+    schedule = _Fuser(program, policy).schedule
+    written = schedule.written
+    for nest in schedule.nests:
+        extern = next(iter(nest.members))
+        if nest.frame in _WHOLE or (nest.frame == "product" and policy.epilogue(extern) is None):
+            nest.results = tuple(nest.members)
+        else:
+            members.write(nest, schedule.is_stored, written)
+    return schedule
 
 
 class _Fuser:
@@ -226,13 +243,11 @@ class _Fuser:
             if is_extern:
                 loads = dict[Tensor, set[IndexExpr | None]]((read, {None}) for read in self._policy.operands(tensor))
             else:
-                builder = Builder(lambda candidate: candidate is not tensor and self.schedule.is_stored(candidate))
-                nest.pull(builder, tensor, role)
-                loads = loads_of(builder.statements)
+                loads = members.loads_of(nest, tensor, role, self.schedule.is_stored)
             if self._fits(tensor, nest, role, loads):
                 self._include(tensor, nest, role)
                 if is_extern:
-                    nest.operands = tuple(loads)
+                    nest.operands, nest.row_operand = tuple(loads), self._policy.row_operand(tensor)
                 other_anchors = [loaded for loaded in loads if nest_of.get(loaded, nest) is not nest]
                 self.schedule.used.update(other_anchors)
                 for loaded in (leaf for leaf in loads if leaf.op is None):
@@ -276,7 +291,7 @@ class _Fuser:
             if nest.frame == extern and not nest.members:
                 yield "main"
             return
-        if nest.frame in ("call", *_OF_NODES):
+        if nest.frame in _WHOLE:
             return
         count = numel(tensor.shape)
         if nest.frame == "map" and count == numel(nest.lead):
@@ -307,8 +322,9 @@ class _Fuser:
         return epilogue is not None and isinstance(lowering, Reduction) and lowering.join in epilogue.joins
 
 
-# Frames that compute all values of a node.
+# Frames that compute all values of a node, and frames of externs that store their results themselves.
 _OF_NODES = ("loop", "attention")
+_WHOLE = ("call", *_OF_NODES)
 # Roles whose values a member can use within its nest.
 _KNOWN_BY: dict[Role, tuple[Role, ...]] = {
     "main": ("main", "row", "reduce"),

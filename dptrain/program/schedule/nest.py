@@ -5,12 +5,14 @@ renderer writes a frame of loops, threads or tiles around it. A hand-written ker
 computes a product, a user's kernel, a loop's steps or attention from whole operands; what follows is its epilogue.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal
 
 from dptrain.program.codegen.index_expr import ZERO_INDEX, Axis, IndexExpr, Numel, numel, ravel, symbol, unravel
-from dptrain.program.schedule.build import Builder, Index
+from dptrain.program.schedule.build import Index
+from dptrain.program.schedule.statements import For, Statement, loads, stores
 from dptrain.program.shapes import Shape, is_one
 from dptrain.program.tensor import Tensor
 
@@ -39,8 +41,10 @@ class Nest:
         stage: between two sync points of the ranks.
         level: nests of lower levels run before.
         members: with their roles, in executable order.
-        operands: what an extern reads in whole, in an order of its own.
+        operands, results: what an extern reads and stores in whole, in an order of its own.
+        row_operand: the operand of which each row of an extern's results reads the same row alone; None if none.
         after: nests that must run before.
+        body: statements of its elements; `finals` follow when all reductions to sums are complete.
     """
 
     frame: Frame
@@ -49,7 +53,11 @@ class Nest:
     level: int
     members: dict[Tensor, Role] = field(default_factory=dict)
     operands: tuple[Tensor, ...] = ()
+    results: tuple[Tensor, ...] = ()
+    row_operand: Tensor | None = None
     after: set["Nest"] = field(default_factory=set)
+    body: Sequence[Statement] = ()
+    finals: Sequence[Statement] = ()
 
     @property
     def lead(self) -> Shape:
@@ -74,6 +82,44 @@ class Nest:
     def of(self, *roles: Role) -> list[Tensor]:
         """Return the members with these roles."""
         return [tensor for tensor, role in self.members.items() if role in roles]
+
+    @property
+    def loop(self) -> For:
+        """The loop over its elements; a nest of one element has none."""
+        (loop,) = (statement for statement in self.body if isinstance(statement, For))
+        return loop
+
+    # What its statements read and write
+
+    @cached_property
+    def reads(self) -> dict[Tensor, set[IndexExpr | None]]:
+        """The flat indices at which it reads tensors, None for all elements in any order."""
+        positions = loads([*self.body, *self.finals])
+        for operand in self.operands:
+            positions.setdefault(operand, set()).add(None)
+        return positions
+
+    @cached_property
+    def writes(self) -> dict[Tensor, IndexExpr | None]:
+        """The flat index at which it stores each tensor, None for all elements in any order."""
+        return stores([*self.body, *self.finals]) | dict.fromkeys(self.results)
+
+    @cached_property
+    def computed(self) -> list[Tensor]:
+        """The tensors of which it computes elements, stored or not, in topological order."""
+        order, visited = list[Tensor](), set[Tensor]()
+        stack = [(member, False) for member in self.members]
+        while stack:
+            tensor, inputs_done = stack.pop()
+            if inputs_done:
+                order.append(tensor)
+            elif (
+                tensor not in visited and tensor.op is not None and (tensor in self.members or tensor not in self.reads)
+            ):
+                visited.add(tensor)
+                stack.append((tensor, True))
+                stack += [(operand, False) for operand in tensor.inputs]
+        return order
 
     # Indices of the current element
 
@@ -138,14 +184,22 @@ class Nest:
             return self.column
         return self.row if self.by_column or self.has_term_of_row(tensor) else self.element
 
-    def pull(self, builder: Builder, tensor: Tensor, role: Role) -> None:
-        """Build a member's element, or the term that it reduces."""
-        if role in ("reduce", "sum"):
-            builder.value(*self.term(tensor))
-        else:
-            builder.computed(tensor, self.index(tensor.shape, role))
-
 
 def weights(axes: Axes) -> tuple[tuple[Side, Numel], ...]:
     """Return a key of axes, for any number of rows."""
     return tuple((side, numel(shape)) for side, shape in axes)
+
+
+def may_overwrite(nest: Nest, new: Tensor, old: Tensor) -> bool:
+    """Whether no element of an old value is read, by this nest, once another thread may have stored the new value.
+
+    The order of a nest's elements is the renderer's: what one reads, only the same one may overwrite.
+    """
+    read, position = nest.reads.get(old, set()), nest.writes[new]
+    if None in read:  # externs read all elements, in any order
+        return False
+    if nest.members[new] == "final" and not nest.by_column:
+        return True  # all elements have been read when the reductions are complete
+    if nest.frame == "rows" and position == ZERO_INDEX:
+        return not read  # what all rows read, they read at the beginning
+    return read <= {position}

@@ -29,6 +29,7 @@ class Policy:
         chain: the most ops in a chain that a nest computes again for each element.
         extern: returns the frame of the hand-written kernel that computes a tensor; None if statements do.
         operands: returns what that kernel, or a plain loop over terms, reads in memory.
+        row_operand: returns the operand of which each row of an extern's result reads the same row alone, if any.
         epilogue: returns what may follow a product in its nest; None for nothing.
         reduction: returns the frame and the axes of a reduction's own nest, "map" for one over all elements; None if
             one thread alone reduces, or for other tensors.
@@ -38,5 +39,6 @@ class Policy:
     chain: int
     extern: Callable[[Tensor], Frame | None]
     operands: Callable[[Tensor], Sequence[Tensor]]
+    row_operand: Callable[[Tensor], Tensor | None]
     epilogue: Callable[[Tensor], Epilogue | None]
     reduction: Callable[[Tensor], tuple[Frame, Axes] | None]

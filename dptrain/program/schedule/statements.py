@@ -194,18 +194,83 @@ class Reduce:
     term: Value
 
 
-Statement = Known | Load | At | Compute | Convert | Multiply | Draw | Whole | Row | Within | Tap | Choose | Reduce
+# Statements of a nest
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class For:
+    """Statements at each value of these indices; those that need none of them are executed outside."""
+
+    indices: tuple[Axis, ...]
+    body: Sequence["Statement"]
+
+    @property
+    def depth(self) -> int:
+        """Depth of its scope."""
+        return min(index.depth for index in self.indices)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Join:
+    """A term joins a reduction of the nest; `position` is its index among the terms, for an argmax."""
+
+    tensor: Tensor
+    term: Value
+    position: IndexExpr
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Total:
+    """A complete reduction, or an element of a product, which the frame computes."""
+
+    to: Value
+    tensor: Tensor
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """An element is stored, at a flat index."""
+
+    tensor: Tensor
+    position: IndexExpr
+    value: Value
+
+
+Statement = (
+    Known
+    | Load
+    | At
+    | Compute
+    | Convert
+    | Multiply
+    | Draw
+    | Whole
+    | Row
+    | Within
+    | Tap
+    | Choose
+    | Reduce
+    | For
+    | Join
+    | Total
+    | Store
+)
 
 
 def walk(statements: Iterable[Statement]) -> Iterator[Statement]:
     """Yield statements, and those within them."""
     for statement in statements:
         yield statement
-        if isinstance(statement, Reduce):
+        if isinstance(statement, Reduce | For):
             yield from walk(statement.body)
         elif isinstance(statement, Choose):
             for case in statement.cases:
                 yield from walk(case.body)
+
+
+def stores(statements: Iterable[Statement]) -> dict[Tensor, IndexExpr]:
+    """Return the flat index at which each tensor is stored."""
+    return {statement.tensor: statement.position for statement in walk(statements) if isinstance(statement, Store)}
 
 
 def loads(statements: Iterable[Statement]) -> dict[Tensor, set[IndexExpr | None]]:

@@ -9,6 +9,7 @@ import pytest
 from dptrain.backend.cpu import codegen
 from dptrain.backend.cpu.compile import compiler
 from dptrain.backend.cuda import generate, products
+from dptrain.backend.cuda.frames import columns, elements
 from tests.programs.case import Case
 from tests.programs.check import by_numpy, expected, run_alone, wrong_beside_unrolled, wrong_on_cpu
 from tests.programs.corpus import CORPUS
@@ -84,8 +85,8 @@ def test_all_that_must_be_is_drawn():
 
 @pytest.mark.long
 def test_lengths_are_drawn_on_both_sides_of_what_generators_decide_by():
-    chosen = {codegen._BLOCK, codegen._WIDE, generate._MAPPED, generate._SUMMED, generate._LONG_ROW}
-    chosen |= {generate._THREAD_ROWS, products._LEAST_SPLIT, products._LONG_SLICE, *products.TILES}
+    chosen = {codegen._BLOCK, codegen._WIDE, elements._MAPPED, elements._SUMMED, generate.LONG_ROW}
+    chosen |= {columns._THREAD_ROWS, products._LEAST_SPLIT, products._LONG_SLICE, *products.TILES}
     assert chosen <= set(THRESHOLDS)
     missing = {length + offset for length in chosen - {4096} for offset in (-1, 1)}
     for seed in range(3000):

@@ -10,11 +10,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dptrain.backend.cuda.compile import Resources
 from dptrain.backend.cuda.compose import Composition
 from dptrain.backend.cuda.cost.roofline import GPUS, Bound, Load, Unit, blocks_per_processor, predict, predict_step
-from dptrain.backend.cuda.generate import GeneratedFunction, Kernel, blocks_of, launched
+from dptrain.backend.cuda.generate import Kernel, blocks_of, launched
 from dptrain.backend.cuda.sources import kernels_dir
 from dptrain.program.codegen.memory import nbytes
 from dptrain.program.explain import flops
 from dptrain.program.lowering import Element, Gather, Insert, Join, ViewMap, lowering_of
+from dptrain.program.schedule.nest import Nest
 from dptrain.program.tensor import Tensor
 
 # The unit of each precision of products; all else uses ordinary instructions.
@@ -47,16 +48,17 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
         if function.nest is None:  # the step counter
             read, written = read + 8, written + 8
             continue
-        demands = _demands(function, composition)
+        nest, demands = function.nest, _demands(function.nest, composition)
         read += sum(
             min(demands[tensor] * tensor.dtype.itemsize, nbytes(tensor, composition.sizes.rows))
-            for tensor in _loaded(function, demands)
+            for tensor in nest.reads
+            if tensor in demands and tensor not in nest.members
         )
         written += sum(nbytes(tensor, composition.sizes.rows) for tensor in function.writes)
         scratch = sum(argument.value for argument in function.arguments if argument.is_scratch)
         read, written = read + scratch, written + scratch
         for tensor in demands:
-            if tensor not in function.pointers or tensor in function.nest.members:
+            if tensor not in nest.reads or tensor in nest.members:
                 unit = _UNITS.get(str(tensor.attributes.get("precision")), "FP32")
                 operations[unit] += flops(tensor)
     shared = (
@@ -76,43 +78,19 @@ def _load(kernel: Kernel, times: int, composition: Composition, resources: Resou
     )
 
 
-def _loaded(function: GeneratedFunction, demands: Mapping[Tensor, int]) -> list[Tensor]:
-    assert function.nest is not None
-    return [tensor for tensor in function.pointers if tensor not in function.nest.members and tensor in demands]
-
-
-def _demands(function: GeneratedFunction, composition: Composition) -> dict[Tensor, int]:
-    """Return how many elements of each tensor a function computes or loads.
+def _demands(nest: Nest, composition: Composition) -> dict[Tensor, int]:
+    """Return how many elements of each tensor a nest computes or loads.
 
     A view, a gather or an elementwise op needs at most as many elements of its operands as of itself; other ops need
     all.
     """
-    assert function.nest is not None
-    members, count = function.nest.members, composition.sizes.count
-    demands = {member: count(member.shape) for member in members}
-    for tensor in reversed(computed(function)):
+    count = composition.sizes.count
+    demands = {member: count(member.shape) for member in nest.members}
+    for tensor in reversed(nest.computed):
         for read in tensor.inputs:
             count_needed = demands[tensor] if isinstance(lowering_of(tensor), _BY_ELEMENT) else count(read.shape)
             demands[read] = min(demands.get(read, 0) + count_needed, count(read.shape))
     return demands
-
-
-def computed(function: GeneratedFunction) -> list[Tensor]:
-    """Return the tensors that a function computes, stored or not, in topological order."""
-    assert function.nest is not None
-    members = function.nest.members
-    order: list[Tensor] = []
-    visited: set[Tensor] = set()
-    stack = [(member, False) for member in members]
-    while stack:
-        tensor, inputs_done = stack.pop()
-        if inputs_done:
-            order.append(tensor)
-        elif tensor not in visited and tensor.op is not None and (tensor in members or tensor not in function.pointers):
-            visited.add(tensor)
-            stack.append((tensor, True))
-            stack += [(operand, False) for operand in tensor.inputs]
-    return order
 
 
 def _shared(kernel: Kernel) -> int | None:

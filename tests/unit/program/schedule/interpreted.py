@@ -1,26 +1,33 @@
-"""Executes statements one by one, for one element: what they say, whatever a backend makes of them."""
+"""Executes statements one by one, of an element or of nests: what they say, whatever a backend makes of them."""
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from dptrain.program.codegen.index_expr import FloorDiv, IndexExpr
+from dptrain.program.codegen.index_expr import ONE, FloorDiv, IndexExpr, Numel, numel
 from dptrain.program.lowering import Gather, Product, Reduction, lowering_of
+from dptrain.program.schedule.nest import Nest
 from dptrain.program.schedule.statements import (
     At,
     Choose,
     Compute,
     Convert,
+    For,
+    Join,
     Known,
     Load,
     Multiply,
     Reduce,
     Row,
     Statement,
+    Store,
     Tap,
+    Total,
     Value,
     Within,
 )
+from dptrain.program.shapes import local, size
 from dptrain.program.tensor import Array, Tensor
 
 
@@ -58,14 +65,14 @@ class Interpreter:
     def _run(self, statement: Statement) -> None:
         if isinstance(statement, Row | Within | Tap):
             self._indices[statement.index.name] = self._index(statement)
-        else:
+        elif not isinstance(statement, For | Join | Store):
             self._values[statement.to.number] = np.asarray(self._value(statement))
 
     def _index(self, statement: Row | Within | Tap) -> int:
         if isinstance(statement, Row):
-            lowering, table = lowering_of(statement.tensor), self._arrays[statement.tensor.inputs[0]]
+            lowering, table = lowering_of(statement.tensor), statement.tensor.inputs[0]
             axis = lowering.batch if isinstance(lowering, Gather) else 0
-            return int(self.of(statement.of)) % max(table.shape[axis], 1)
+            return int(self.of(statement.of)) % max(size(local(table.shape[axis : axis + 1], self._rows)), 1)
         if isinstance(statement, Within):
             offset = self.position(statement.position) - self.position(statement.first)
             starts = not statement.from_first or offset >= 0
@@ -120,8 +127,70 @@ class Interpreter:
             self._indices[reduce.index.name] = index
             self.run(reduce.body)
             terms.append(self.of(reduce.term))
-        lowering, dtype = lowering_of(reduce.tensor), reduce.tensor.dtype
-        join = "sum" if not isinstance(lowering, Reduction) else lowering.join
-        if join == "sum" or isinstance(lowering, Product):
-            return np.sum(np.array(terms, np.float64 if dtype.kind in "fV" else dtype)).astype(dtype)
-        return np.asarray((np.argmax if join == "argmax" else np.max)(np.array(terms))).astype(dtype)
+        return _joined(reduce.tensor, terms)
+
+
+NEVER = 77
+
+
+class NestInterpreter(Interpreter):
+    """Executes nests, in the order of their levels, where elements of externs are those of `expected`."""
+
+    def __init__(self, arrays: Mapping[Tensor, Array], expected: Mapping[Tensor, Array], rows: int) -> None:
+        self._stored = dict(arrays)
+        super().__init__(self._stored, rows)
+        self._expected = expected
+
+    def execute(self, nests: Sequence[Nest]) -> dict[Tensor, Array]:
+        """Return all arrays that nests store, elements that none stores being `NEVER`."""
+        written: dict[Tensor, Array] = {}
+        for nest in nests:
+            self._nest, self._terms = nest, dict[tuple[Tensor, int], dict[int, Array]]()
+            self._new = {tensor: np.full(self._expected[tensor].shape, NEVER, tensor.dtype) for tensor in nest.writes}
+            self._new |= {tensor: np.ascontiguousarray(self._expected[tensor]) for tensor in nest.results}
+            columns = self._count(numel(nest.inner))
+            for self._indices["c"] in range(columns if nest.frame in ("columns", "totals") else 1):
+                self.run(nest.body)
+            for self._indices["c"] in range(columns if nest.by_column else 1):
+                self.run(nest.finals)
+            self._stored |= self._new
+            written |= self._new
+        return written
+
+    def _count(self, length: Numel) -> int:
+        return length[0] * self._rows ** length[1]
+
+    def _run(self, statement: Statement) -> None:
+        match statement:
+            case For(indices=indices, body=body):
+                counts = [range(self._count(index.length or ONE)) for index in indices]
+                for values in itertools.product(*counts):
+                    self._indices |= dict(zip((index.name for index in indices), values, strict=True))
+                    self.run(body)
+            case Join(tensor=tensor, term=term, position=position):
+                index = self.position(position)
+                terms = self._terms.setdefault(self._key(tensor), {})
+                assert index not in terms, "it has joined before"
+                terms[index] = self.of(term)
+            case Store(tensor=tensor, position=position, value=value):
+                self._new[tensor].reshape(-1)[self.position(position)] = self.of(value)
+        super()._run(statement)
+
+    def _key(self, tensor: Tensor) -> tuple[Tensor, int]:
+        return tensor, self.position(self._nest.position(self._nest.members[tensor]))
+
+    def _value(self, statement: Statement) -> Array:
+        if not isinstance(statement, Total):
+            return super()._value(statement)
+        tensor = statement.tensor
+        if self._nest.frame == "product" and self._nest.members[tensor] == "main":
+            return self._expected[tensor].reshape(-1)[self.position(self._nest.element)]
+        return _joined(tensor, [term for _, term in sorted(self._terms.get(self._key(tensor), {}).items())])
+
+
+def _joined(tensor: Tensor, terms: Sequence[Array]) -> Array:
+    lowering, dtype = lowering_of(tensor), tensor.dtype
+    join = "sum" if not isinstance(lowering, Reduction) else lowering.join
+    if join == "sum" or isinstance(lowering, Product):
+        return np.sum(np.array(terms, np.float64 if dtype.kind in "fV" else dtype)).astype(dtype)
+    return np.asarray((np.argmax if join == "argmax" else np.max)(np.array(terms))).astype(dtype)

@@ -1,26 +1,18 @@
 """Statements compute what NumPy's functions do, element by element, from whatever is stored."""
 
 import itertools
-from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dptrain.program.body import has_body
 from dptrain.program.codegen.index_expr import offset_by, unravel
-from dptrain.program.execute import evaluate
 from dptrain.program.lowering import (
-    ConvolutionLowering,
     Element,
-    Gather,
     Insert,
     Join,
-    Product,
-    Reduction,
     ViewMap,
     lowering_of,
 )
-from dptrain.program.program import ROWS
 from dptrain.program.schedule.build import Builder
 from dptrain.program.shapes import local
 from tests.programs.case import Case
@@ -28,30 +20,14 @@ from tests.programs.draw import program as drawn
 from tests.programs.table import TABLE
 from tests.sample import sample
 from tests.unit.program.schedule.interpreted import Interpreter
-
-INTERPRETED = Element, ViewMap, Insert, Join, Gather, Product, Reduction, ConvolutionLowering
-
-
-def is_interpreted(tensor):
-    lowering = lowering_of(tensor)
-    rounded = lowering is not None and tensor.dtype.kind == "V"  # NumPy's scalars of it promote otherwise
-    return tensor.op is not None and type(lowering) in INTERPRETED and not has_body(tensor) and not rounded
+from tests.unit.program.schedule.reference import arrays_of, is_interpreted, is_known
 
 
 def check(case, seed, most=3):
     """Compare some elements of each tensor, at most so many, computed from some others."""
     program, generator = case.trace(), np.random.default_rng(seed)
     computed = [tensor for tensor in program.tensors if tensor.op is not None]
-    named = {str(number): tensor for number, tensor in enumerate(program.tensors) if tensor.op is not None}
-    values = {name: value[: case.rows] if name == ROWS else value for name, value in case.values().items()}
-    with np.errstate(all="ignore"):
-        outputs, _ = evaluate(replace(program, outputs=named, updates={}, derived=None), values)
-    arrays = {named[name]: value for name, value in outputs.items() if name in named}
-    arrays |= {tensor: np.asarray(values[name], tensor.dtype) for name, tensor in program.inputs.items()}
-    arrays |= {tensor: variable.numpy() for variable, tensor in program.state.items()}
-    arrays |= {
-        t: np.asarray(t.numpy()) for t in program.tensors if t.op is None and t not in arrays and not t.counts_rows
-    }
+    arrays = arrays_of(program, case)
     pointwise = Element | ViewMap | Insert | Join
     inner = {tensor for tensor in computed if is_interpreted(tensor) and isinstance(lowering_of(tensor), pointwise)}
     compared = 0
@@ -74,10 +50,6 @@ def check(case, seed, most=3):
             )
             compared += 1
     return compared
-
-
-def is_known(tensor):
-    return tensor.op is None and tensor.value is not None and tensor.value.size == 1 and tensor.variable is None
 
 
 @pytest.mark.parametrize("seed", sample(range(40), 12))
