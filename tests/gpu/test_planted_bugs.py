@@ -549,8 +549,8 @@ BUGS: dict[str, tuple[str, str, str, str, dict[str, str]]] = {
     ),
     "maps: elements behind the end are added": (
         CUDA + "frames/elements.py",
-        'w.joins_if = "first + own < end"',
-        'w.joins_if = ""',
+        'w.quads, w.joins_if = quads, "first + own < end"',
+        'w.quads, w.joins_if = quads, ""',
         "maps_of_any_length",
         {},
     ),

@@ -24,12 +24,11 @@ def write_map(text: FunctionText) -> None:
         return
     text.begin_sums()
     draws = any(isinstance(statement, Draw) for statement in walk(nest.body))
-    quads = w.quads = Quads(w.at(nest.element).text)
-    w.joins_if = "first + own < end"
+    quads = Quads(w.at(nest.element).text)
+    if not draws:
+        w.quads, w.joins_if = quads, "first + own < end"
     body = text.elements(nest.loop)
     w.quads, w.joins_if = None, ""
-    if draws:
-        body = text.elements(nest.loop)
     chunk = _SUMMED if nest.of("sum") else _DRAWN if draws else _MAPPED
     function.blocks = -(-text.sizes.count(nest.lead) // chunk)
     w.write(f"const Index end = min((Index)(block + 1) * {chunk}, (Index)({numel_text(nest.lead)}));")
