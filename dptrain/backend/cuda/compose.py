@@ -1,6 +1,5 @@
 """Composes a program for a GPU, without needing one: kernels, their order, messages and memory plan."""
 
-from bisect import bisect_right
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
@@ -26,17 +25,17 @@ from dptrain.backend.cuda.row_chains import with_row_chains
 from dptrain.errors import ConfigError
 from dptrain.program.body import body_of, has_body, steps_of
 from dptrain.program.body import with_steps as with_tensors_of_steps
-from dptrain.program.codegen.memory import Access, MemoryPlan, in_place, nbytes, plan
+from dptrain.program.codegen.memory import Access, MemoryPlan, nbytes, plan
 from dptrain.program.gradient import topological
 from dptrain.program.operand import OPERATORS
 from dptrain.program.passes import with_long_products, with_precision
 from dptrain.program.program import Program
-from dptrain.program.schedule.fuse import Schedule, fuse
+from dptrain.program.schedule.fuse import fuse
 from dptrain.program.schedule.loops import BUFFERS, repeat_of
-from dptrain.program.schedule.nest import Nest, may_overwrite
+from dptrain.program.schedule.nest import Nest
 from dptrain.program.schedule.rows import RowLoop
+from dptrain.program.schedule.schedule import Schedule
 from dptrain.program.sharding.mesh import ALL_GATHER, ALL_REDUCE
-from dptrain.program.sharding.messages import stages
 from dptrain.program.steps import (
     step_of,
     with_attention_on_gpu,
@@ -48,9 +47,6 @@ from dptrain.program.steps import (
 )
 from dptrain.program.tensor import Tensor
 
-# Frames beside which memory-bound ones would have too few threads, and frames whose level is fixed.
-_OF_MANY_REGISTERS = ("product", "attention", "loop")
-_OWN_LAUNCH = (*_OF_MANY_REGISTERS, "call")
 # From so many elements on an int is too short for indices, which run a little past the end.
 _WIDE = 2**30
 # Kernels compiled as one text: a text takes about 0.5 s, plus 0.2 to 0.4 s for each kernel.
@@ -118,52 +114,26 @@ class Composition:
         )
         self.wide_index = max((self.sizes.count(tensor.shape) for tensor in tensors), default=0) >= _WIDE
         schedule = fuse(program, POLICY)
-        messages = [stage.messages for stage in stages(program)]
-        self.stored = schedule.written
-        self.targets = {tensor: variable for variable, tensor in program.updates.items()}
+        self.stored, self.in_place = schedule.written, schedule.in_place
+        self.targets = {schedule.copies.get(tensor, tensor): variable for variable, tensor in program.updates.items()}
         labels = {tensor: name for name, tensor in program.outputs.items()}
         labels |= {tensor: f"new {variable._path}" for variable, tensor in program.updates.items()}
         names = names_of(tensors, labels)
         names |= {part: f"part_of_{names[tensor]}" for tensor, part in schedule.parts.items() if part not in names}
+        names |= {copy: f"moved_{names[copied]}" for copied, copy in schedule.copies.items()}
         self._first_carries = set[Tensor]()
         self.last_carries: dict[Tensor, tuple[Tensor, int]] = {}
         functions = self._functions(schedule, names, {}, 0)
-        self.in_place = self._replaced(functions, messages, schedule.parts)
-        self._copy_updates(schedule, functions, names)
         old = {new: program.state[variable] for new, variable in self.targets.items()}
         for function in functions.values():
             for new in [tensor for tensor in function.pointers if tensor in old and old[tensor] in function.pointers]:
                 function.overlapping |= {new, old[new]}
-        _order(schedule.nests, schedule.early, set(schedule.parts.values()))
         self.counts_steps = any("step" in function.needs for function in functions.values())
         self.stages = _stages(schedule, functions, self.counts_steps)
         self.notes_rows = any("outside" in function.needs for kernel in self._kernels for function in kernel.functions)
-        self.messages = [
-            _messages(results, schedule.parts, kernels) for results, kernels in zip(messages, self.stages, strict=True)
-        ]
+        pairs = zip(schedule.messages, self.stages, strict=True)
+        self.messages = [_messages(results, schedule.parts, stage) for results, stage in pairs]
         self.plan = self._plan(self.stages, self.messages, self.stored - self._elsewhere)
-
-    def _copy_updates(
-        self,
-        schedule: Schedule,
-        functions: dict[Nest, GeneratedFunction],
-        names: dict[Tensor, str],
-    ) -> None:
-        """Add copies of updates that cannot be `in_place` over the old values, once these have been read."""
-        readers: dict[Tensor, set[Nest]] = {}
-        for nest in functions:
-            for tensor in nest.reads:
-                readers.setdefault(tensor, set()).add(nest)
-        for copied, variable in [(new, variable) for new, variable in self.targets.items() if new not in self.in_place]:
-            moved, nest = schedule.append_copy(copied)
-            names[moved] = f"moved_{names[copied]}"
-            self.stored.add(moved)
-            del self.targets[copied]
-            self.targets[moved] = variable
-            nest.after = set(readers.get(self.program.state[variable], ()))
-            if copied in schedule.nest_of:
-                nest.after.add(schedule.nest_of[copied])
-            functions[nest] = function_of(nest, self.sizes, names, {})
 
     def _functions(
         self,
@@ -197,7 +167,6 @@ class Composition:
         step = replace(step, outputs={name: output for name, output in step.outputs.items() if int(name) in written})
         schedule = fuse(step, POLICY)
         functions = self._functions(schedule, names, addresses, depth + 1)
-        _order(schedule.nests, set(), set())
         row_loop = RowLoop(call.repeat, schedule.nests)
         if depth == 0 and (rows := rows_of_block(row_loop, self.sizes)) is not None:
             self.stored |= RowsWriter(row_loop, rows, self.sizes, names, addresses).fill(function, call)
@@ -246,36 +215,6 @@ class Composition:
     @property
     def _kernels(self) -> list[Kernel]:
         return list(with_steps(kernel for stage in self.stages for kernel in stage))
-
-    def _replaced(
-        self,
-        functions: Mapping[Nest, GeneratedFunction],
-        messages: Sequence[Sequence[Sequence[Tensor]]],
-        parts: Mapping[Tensor, Tensor],
-    ) -> Set[Tensor]:
-        """Return the updates that overwrite old values, and let their nests wait for the readers of these."""
-        kernels: dict[Nest, Access] = {}
-        accesses: list[Access] = []
-        stages: list[list[Nest]] = [[] for _ in messages]
-        for nest in functions:
-            stages[nest.stage].append(nest)
-        for nests, stage_messages in zip(stages, messages, strict=True):
-            number = len(accesses)
-            for nest in nests:
-                writes = functions[nest].writes
-                kernels[nest] = Access(nest.reads.keys(), writes, number, replaces=partial(may_overwrite, nest))
-                accesses.append(kernels[nest])
-            for message in stage_messages:
-                if message[0].op is not ALL_REDUCE:
-                    accesses.append(Access({parts[tensor] for tensor in message}, message, len(accesses)))
-        for nest, kernel in kernels.items():
-            kernel.after = {kernels[earlier] for earlier in nest.after}
-        pairs = [(new, self.program.state[variable]) for new, variable in self.targets.items()]
-        replaced = in_place(pairs, accesses)
-        of_kernels = {kernel: nest for nest, kernel in kernels.items()}
-        for nest, kernel in kernels.items():
-            nest.after = {of_kernels[earlier] for earlier in kernel.after}
-        return replaced.keys()
 
     @property
     def _elsewhere(self) -> set[Tensor]:
@@ -403,45 +342,14 @@ def _local(program: Program, rows: int | None, first_row: int) -> Local:
     return Local(program.rows if rows is None else rows, first_row, program.rows)
 
 
-def _order(nests: Sequence[Nest], early: Set[Nest], sent_parts: Set[Tensor]) -> None:
-    """Give nests the lowest possible levels, or later ones that suit them better.
-
-    `early` nests are launched before the others of their stage; `sent_parts` are parts of messages.
-    """
-    height: dict[Nest, int] = {}
-
-    def of(nest: Nest) -> int:
-        if nest not in height:
-            height[nest] = 1 + max((of(earlier) for earlier in nest.after if earlier.stage == nest.stage), default=0)
-        return height[nest]
-
-    for nest in nests:
-        nest.level = 0 if nest in early else of(nest)
-    awaited = {earlier for nest in nests for earlier in nest.after if earlier.stage == nest.stage}
-    awaited |= {nest for nest in nests if sent_parts & nest.members.keys()}
-    frames: dict[tuple[int, int], set[str]] = {}
-    for nest in nests:
-        frames.setdefault((nest.stage, nest.level), set()).add(nest.frame)
-    light: dict[int, list[int]] = {}
-    for stage, level in sorted(place for place, frames_there in frames.items() if frames_there.isdisjoint(_OWN_LAUNCH)):
-        light.setdefault(stage, []).append(level)
-    for nest in nests:
-        # A product takes 120 registers a thread or more, and so does its whole launch: memory-bound functions, such as
-        # an optimizer's update, would have too few threads there to saturate the memory.
-        heavy = not frames[nest.stage, nest.level].isdisjoint(_OF_MANY_REGISTERS)
-        if heavy and nest not in awaited and nest.frame not in _OWN_LAUNCH:
-            levels = light.get(nest.stage, [])
-            nest.level = next(iter(levels[bisect_right(levels, nest.level) :]), nest.level)
-
-
 def _stages(schedule: Schedule, functions: dict[Nest, GeneratedFunction], steps: bool) -> list[list[Kernel]]:
     """Return the kernels of each stage; the last one advances the step."""
     kernels_of = []
-    of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in range(schedule.stage_count)]
+    of_stages: list[dict[int, list[GeneratedFunction]]] = [{} for _ in schedule.messages]
     for nest, function in functions.items():
         of_stages[nest.stage].setdefault(nest.level, []).append(function)
     for stage, levels in enumerate(of_stages):
-        if steps and stage == schedule.stage_count - 1:
+        if steps and stage == len(of_stages) - 1:
             readers = [
                 n
                 for n, functions_there in levels.items()

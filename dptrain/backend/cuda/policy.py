@@ -148,4 +148,18 @@ def _epilogue(product: Tensor) -> Epilogue | None:
     return _OF_CONVOLUTION if isinstance(lowering_of(product), ConvolutionLowering) else _OF_PRODUCT
 
 
-POLICY = Policy(_COMPUTED_AGAIN, _DEEP, _extern, _operands, _row_operand, _epilogue, reduction)
+# A product takes 120 registers a thread or more, and so does its whole launch: memory-bound functions, such as an
+# optimizer's update, would have too few threads there to saturate the memory.
+_HEAVY = frozenset[Frame]({"product", "attention", "loop"})
+
+POLICY = Policy(
+    recomputed=_COMPUTED_AGAIN,
+    chain=_DEEP,
+    extern=_extern,
+    operands=_operands,
+    row_operand=_row_operand,
+    epilogue=_epilogue,
+    reduction=reduction,
+    heavy=_HEAVY,
+    earliest=_HEAVY | {"call"},
+)

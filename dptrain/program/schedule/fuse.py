@@ -7,7 +7,6 @@ that nest only the current element, and if all else is stored before the nest be
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from itertools import islice
 
 from dptrain.program.codegen.index_expr import ONE, IndexExpr, numel
@@ -16,7 +15,9 @@ from dptrain.program.operand import OPERATORS
 from dptrain.program.program import Program
 from dptrain.program.schedule import members
 from dptrain.program.schedule.nest import Axes, Nest, Role, weights
+from dptrain.program.schedule.order import assign_levels, overwrite
 from dptrain.program.schedule.policy import Policy
+from dptrain.program.schedule.schedule import Schedule
 from dptrain.program.shapes import Shape, size
 from dptrain.program.sharding.mesh import ALL_REDUCE
 from dptrain.program.sharding.messages import SENT, stages
@@ -24,50 +25,8 @@ from dptrain.program.tensor import Node, Tensor
 from dptrain.runtime.types import is_narrow
 
 
-@dataclass(eq=False)
-class Schedule:
-    """A program as nests, in executable order.
-
-    Attributes:
-        nest_of: the nest that computes each anchor.
-        anchors: tensors that nests compute or other ranks send; `used` are those that other nests read.
-        parts: what this rank sends for each collective's result; see `_part`.
-        early: nests that run before the others of their stage, so that their results can be sent meanwhile.
-        stage_count: number of stages, between which ranks meet.
-    """
-
-    program: Program
-    stage_count: int
-    parts: Mapping[Tensor, Tensor]
-    nests: list[Nest] = field(default_factory=list)
-    nest_of: dict[Tensor, Nest] = field(default_factory=dict)
-    anchors: dict[Tensor, None] = field(default_factory=dict)
-    used: set[Tensor] = field(default_factory=set)
-    early: set[Nest] = field(default_factory=set)
-
-    def is_stored(self, tensor: Tensor) -> bool:
-        """Whether nests that do not compute a tensor load it from memory."""
-        return tensor in self.anchors or (tensor.op is None and (tensor.value is None or tensor.value.size != 1))
-
-    @property
-    def written(self) -> set[Tensor]:
-        """The anchors that are in memory: others are only read by the nest that computes them."""
-        needed = {*self.program.results, *self.used, *self.parts, *self.parts.values()}
-        return {tensor for tensor in needed if tensor in self.anchors}
-
-    def append_copy(self, tensor: Tensor) -> tuple[Tensor, Nest]:
-        """Append a nest, of the last stage, that copies what others have computed; return the copy and the nest."""
-        copy = Tensor(OPERATORS["identity"], (tensor,), {}, tensor.shape, tensor.dtype)
-        nest = Nest("map", (("row", tensor.shape),), self.stage_count - 1, 0, {copy: "main"})
-        self.nests.append(nest)
-        self.anchors[copy] = None
-        self.nest_of[copy] = nest
-        members.write(nest, self.is_stored, {copy})
-        return copy, nest
-
-
 def fuse(program: Program, policy: Policy) -> Schedule:
-    """Return a program as nests, with their statements."""
+    """Return a program as nests in order, with their statements."""
     schedule = _Fuser(program, policy).schedule
     written = schedule.written
     for nest in schedule.nests:
@@ -76,6 +35,8 @@ def fuse(program: Program, policy: Policy) -> Schedule:
             nest.results = tuple(nest.members)
         else:
             members.write(nest, schedule.is_stored, written)
+    overwrite(schedule)
+    assign_levels(schedule, policy)
     return schedule
 
 
@@ -85,7 +46,7 @@ class _Fuser:
         tensors = [tensor for tensor in program.tensors if tensor.op is not None]
         parts = {tensor: _part(tensor) for tensor in tensors if tensor.op in SENT}
         order = stages(program)
-        self.schedule = Schedule(program, len(order), parts)
+        self.schedule = Schedule(program, [stage.messages for stage in order], parts)
         self._alike: dict[tuple[int, tuple[object, ...]], list[Nest]] = {}  # by level and space
         self._of_nodes: dict[Node, Nest] = {}
         # The old value of each update, and the nests that read values from before the step.

@@ -33,6 +33,8 @@ class Policy:
         epilogue: returns what may follow a product in its nest; None for nothing.
         reduction: returns the frame and the axes of a reduction's own nest, "map" for one over all elements; None if
             one thread alone reduces, or for other tensors.
+        heavy: frames at whose level others, for which nobody waits, would have too few threads: they run later.
+        earliest: frames that run as soon as they can.
     """
 
     recomputed: int
@@ -42,3 +44,5 @@ class Policy:
     row_operand: Callable[[Tensor], Tensor | None]
     epilogue: Callable[[Tensor], Epilogue | None]
     reduction: Callable[[Tensor], tuple[Frame, Axes] | None]
+    heavy: frozenset[Frame]
+    earliest: frozenset[Frame]
