@@ -23,10 +23,7 @@ PYTHON = (
     *(f"dptrain/program/{name}.py" for name in ("passes", "steps", "structure", "types")),
     *(f"dptrain/program/codegen/{name}.py" for name in ("cpp", "fuse", "index_expr", "kernels", "memory", "merge")),
     *(f"dptrain/program/codegen/{name}.py" for name in ("statements", "views")),
-    *(
-        f"dptrain/program/schedule/{name}.py"
-        for name in (("build", "fuse", "loops", "members", "nest", "order", "rows"))
-    ),
+    *(f"dptrain/program/schedule/{name}.py" for name in ("build", "fuse", "loops", "members", "nest", "order", "rows")),
     *(f"dptrain/program/pipeline/{name}.py" for name in ("order", "schedule", "stage_assignment", "subgraphs")),
     *(f"dptrain/program/sharding/{name}.py" for name in ("local", "mesh", "messages", "placement")),
     "dptrain/saving/program.py",

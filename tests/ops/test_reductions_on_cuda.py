@@ -22,7 +22,7 @@ SHAPES = int(os.environ.get("DPTRAIN_PROGRAMS", "4"))
 
 
 def kind(shape, axes, reduce=ops.sum):
-    """Return how a reduction is computed, None where a thread makes an element alone."""
+    """Return the frame of a reduction, None where a thread makes an element alone."""
     program = trace(lambda x: {"y": reduce(x, axes)}, {"x": (shape, "float32")})
     tensor = program.outputs["y"]
     if tensor.op.name == "cast_to":  # places of the greatest, counted in int64
@@ -34,7 +34,7 @@ def kind(shape, axes, reduce=ops.sum):
 @pytest.mark.parametrize(
     ("shape", "axes", "expected"),
     [
-        ((Dim.rows(B), 8, 4), (0, 1, 2), "all"),
+        ((Dim.rows(B), 8, 4), (0, 1, 2), "map"),
         ((Dim.rows(B), 8, 4), (2,), "rows"),
         ((Dim.rows(B), 8, 4), (0,), "columns"),
         ((Dim.rows(B), 31, 4), (1,), None),
@@ -64,7 +64,7 @@ def test_places_of_the_greatest_are_found_like_sums():
     assert kind((50, 3), 0, ops.argmax) == "columns"
     assert kind((Dim.rows(B), 50, 3), 1, ops.argmax) == "columns"
     assert kind((Dim.rows(B), 3, 3), 1, ops.argmax) is None
-    assert kind((50,), 0, ops.argmax) == "all"
+    assert kind((50,), 0, ops.argmax) == "map"
 
 
 def group_normalization(rows):
