@@ -81,7 +81,7 @@ trained("--data", "new.csv", "--target", "b", "--epochs", "1", "--out", "runs/X"
 from dptrain.program.passes import rewritten
 from dptrain.program.sharding.mesh import ALL_REDUCE
 """,
-    ("docs/program.md", 3): """
+    ("docs/program.md", 4): """
 from dptrain.ops.elementwise import Element, broadcast_shape, elementwise, floating_dtype, op
 """,
     ("docs/pruning.md", 0): DIGITS,
