@@ -33,8 +33,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Replace the files of docs/ by those that the navigation names and all that these link to."""
     pages = {"reference/command-line.md": reference.command_line()}
     pages |= {f"reference/{name}.md": reference.module_page(name) for name in reference.MODULES}
-    for uri in [uri for uri, file in files.src_uris.items() if file.inclusion.is_excluded()]:
-        files.remove(files.src_uris[uri])
+    for file in [file for file in files if file.src_dir == config.docs_dir]:
+        files.remove(file)
     for uri, text in pages.items():
         files.append(File.generated(config, uri, content=text, inclusion=InclusionLevel.INCLUDED))
     waiting, seen = [uri for uri in named_in(config.nav) if uri not in pages], set(pages)

@@ -47,6 +47,15 @@ def test_the_reference_comes_from_the_code(site):
 
 
 @pytest.mark.slow
+def test_what_pages_load_is_in_the_site(site):
+    for page in (site / "index.html", site / "docs" / "tutorial.html"):
+        loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?([^" >#?]+)', page.read_text())
+        assert len([target for target in loaded if target.endswith((".css", ".js"))]) >= 3
+        missing = [target for target in loaded if ":" not in target and not (page.parent / target).exists()]
+        assert missing == [], page
+
+
+@pytest.mark.slow
 def test_pages_load_nothing_from_elsewhere(site):
     for page in ("index.html", "docs/tutorial.html", "reference/layers.html"):
         loaded = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="?(https?:[^" >]+)', (site / page).read_text())
