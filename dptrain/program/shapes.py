@@ -69,10 +69,11 @@ class OpenShape(tuple[Any, ...]):
         return hash(read(tuple.__iter__(self)))
 
 
-def _as_read(lengths: Any, names: dict[str, Any]) -> Any:
+def _as_read(lengths: Any, names: dict[str, Any]) -> tuple[Any, ...]:
     """Return lengths for code with these global names: None for unknown ones to a user's, outside of a step."""
     is_users = TRACE.get() is None and names.get("__name__", "").partition(".")[0] != "dptrain"
-    return read(lengths) if is_users else lengths
+    shape: tuple[Any, ...] = read(lengths) if is_users else lengths
+    return shape
 
 
 def local(shape: Iterable[int], rows: int | None) -> Shape:

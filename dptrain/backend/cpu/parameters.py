@@ -27,7 +27,8 @@ _MOST_KINDS, _MOST_TEXTS, _MOST_UNPARSED = 32, 32, 4
 _FUNCTION = re.compile(r'^(?:static|extern "C") void \w+\(Context &(\w+)[^\n]*\{\n(.*?)^\}', re.DOTALL | re.MULTILINE)
 # An argument list of a template; the bound of a buffered row; any other literal.
 _TOKEN = re.compile(
-    r"\w<[\w:, *]*>| [rq]\d+\[(?P<bound>\d+)\];|(?<![\w.])(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?P<suffix>\w*)(?![\w.])"
+    r"\w<[\w:, *]*>| [rq]\d+\[(?P<bound>\d+)\];"
+    r"|(?<![\w.])(?P<number>\d+(?:\.\d*)?(?:e[+-]?\d+)?)(?P<suffix>\w*)(?![\w.])"
 )
 _SUFFIXES = {"f": "float", "ll": "long long", "ull": "unsigned long long"}
 _BOUND = "bound"

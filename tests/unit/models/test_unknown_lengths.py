@@ -243,7 +243,9 @@ def test_a_step_is_traced_for_each_number_of_rows_only_where_it_asks(monkeypatch
 
 
 @pytest.mark.parametrize(
-    ("limits", "kept"), [({}, 79), ({"_MAX_TENSORS": 100}, 64), ({"_MAX_SMALL": 70}, 70)], ids=["small", "large", "many"]
+    ("limits", "kept"),
+    [({}, 79), ({"_MAX_TENSORS": 100}, 64), ({"_MAX_SMALL": 70}, 70)],
+    ids=["small", "large", "many"],
 )
 def test_programs_of_the_last_sizes_are_kept(monkeypatch, limits, kept):
     for name, limit in limits.items():

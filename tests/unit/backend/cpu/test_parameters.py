@@ -55,9 +55,7 @@ def test_what_differs_becomes_a_parameter():
     assert version.parameters(parsed(text(34)).literals) == [34, bits, 34]
 
 
-@pytest.mark.parametrize(
-    "changed", [{"real": 5.0}, {"long_integer": 33}, {"bound": 7}]
-)
+@pytest.mark.parametrize("changed", [{"real": 5.0}, {"long_integer": 33}, {"bound": 7}])
 def test_parameters_of_other_numbers(changed):
     version = version_of(text(20), text(21))
     assert version.parameters(parsed(text(34, **changed)).literals) is not None
