@@ -13,7 +13,7 @@ from dptrain.ops.elementwise import cast, logical_and, where
 from dptrain.ops.manipulation import reshape, stack, transpose, zeros
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import sum as sum_over
-from dptrain.program.body import Body, closed, extend
+from dptrain.program.body import Body, closed, extend, has_body, steps_of, with_steps
 from dptrain.program.gradient import pulled_back, topological
 from dptrain.program.lowering import Element, LoopLowering, Product, Reduction, ViewMap, lowering_of
 from dptrain.program.onnx_graph import OnnxGraph, Value
@@ -44,7 +44,10 @@ def _compute(*arrays: Any, body: Body, length: int, reverse: bool, out: Any) -> 
     raise AssertionError("executables run the body of a loop, not its op")
 
 
-def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tuple[Tensor, ...]:
+def _unrolled(
+    node: Node, inputs: Sequence[Tensor], read: Collection[int], around: Tensor | None = None
+) -> tuple[Tensor, ...]:
+    # `around` is true if these steps are executed, where they stand in a branch that is written down.
     repeat = repeat_of(node)
     assert repeat.length is not None
     carries = [
@@ -68,7 +71,7 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
                 new[tensor] = tensor.with_inputs(step_inputs)
                 continue
             if tensor.node not in nested:
-                nested[tensor.node] = _nested(tensor.node, lowering, step_inputs, guard)
+                nested[tensor.node] = _nested(tensor.node, lowering, step_inputs, around if guard is None else guard)
             new[tensor] = nested[tensor.node][tensor.index]
         carries = [new[carry.result] for carry in repeat.carries]
         for tensors, output in zip(outputs, repeat.stacks, strict=True):
@@ -91,10 +94,12 @@ def _unrolled(node: Node, inputs: Sequence[Tensor], read: Collection[int]) -> tu
 def _nested(node: Node, lowering: LoopLowering, inputs: list[Tensor], guard: Tensor | None) -> tuple[Tensor, ...]:
     """Return the values of a loop in a step that is written down, which a branch executes only if its guard is true."""
     repeat = repeat_of(node)
-    if lowering.steps is not None and guard is None and repeat.guard is None:
-        return lowering.steps(node, inputs, range(len(repeat.body.results)))
-    condition = None if repeat.length is not None else repeat.condition.input
-    if condition is not None and guard is not None:  # it may not end where the branch is not taken
+    within = [steps_of(tensor) for tensor in with_steps(topological(repeat.body.results)) if has_body(tensor)]
+    may_not_end = guard is not None and None in (repeat.length, *within)  # where the branch is not taken
+    if lowering.steps is not None and repeat.guard is None and (guard is None or may_not_end):
+        return _unrolled(node, inputs, range(len(repeat.body.results)), guard)
+    condition = repeat.guard if repeat.length is not None else repeat.condition.input
+    if condition is not None and may_not_end:
         inputs[condition] = logical_and(guard, inputs[condition])
     return node.op.values_of(inputs, node.attributes)
 

@@ -13,6 +13,7 @@ from dptrain.program.dims import Dim
 from dptrain.program.execute import evaluate
 from dptrain.program.gradient import gradients
 from dptrain.program.program import trace
+from dptrain.program.schedule import loops
 from dptrain.program.sharding.mesh import BATCH
 from dptrain.program.sharding.placement import place
 from dptrain.program.steps import unrolled, with_branches_selected
@@ -150,6 +151,44 @@ def test_branches_within_steps_and_steps_within_branches(way):
     eager = step(ops.convert_to_tensor(x)) if way == "NumPy" else {}
     for name in ("last", "outputs")[: len(eager)]:
         np.testing.assert_allclose(outputs[name], eager[name], rtol=1e-5)
+
+
+def doubled(x):
+    """Double a tensor until it is above 100, for ever if it is 0."""
+    return ops.while_loop(lambda value: ops.max(value) < 100, lambda value: 2 * value, x)
+
+
+ENDLESS = {
+    "loop": doubled,
+    "loop in a branch": lambda x: ops.cond(ops.sum(x) > -1, lambda: doubled(x), lambda: x),
+    "loop in steps": lambda x: ops.fori_loop(0, 3, lambda _, value: doubled(value), x),
+    "loop in a branch in steps": lambda x: ops.fori_loop(
+        0, 3, lambda _, value: ops.cond(ops.sum(value) > -1, lambda: doubled(value), lambda: value), x
+    ),
+    "steps in a branch around a loop": lambda x: ops.cond(
+        ops.sum(x) > -1, lambda: ops.fori_loop(0, 3, lambda _, value: doubled(value), x), lambda: x
+    ),
+}
+PASSES = {"as it is": lambda program: program, "branches selected": with_branches_selected, "unrolled": unrolled}
+
+
+@pytest.mark.parametrize("change", PASSES)
+@pytest.mark.parametrize("content", ENDLESS)
+def test_a_loop_in_a_branch_that_is_not_taken_has_no_step(monkeypatch, content, change):
+    """Nor where all branches are computed: there it might never end."""
+
+    def numbers():
+        for number in range(1000):
+            yield number
+        raise AssertionError("the loop does not end")
+
+    monkeypatch.setattr(loops, "count", numbers)
+    program = trace(
+        lambda x: {"y": ops.cond(ops.sum(x) > 0, lambda: ENDLESS[content](x), lambda: x)}, {"x": ((2,), np.float64)}
+    )
+    for number, expected in ((0, 0), (1, 128), (200, 200)):
+        outputs, _ = evaluate(PASSES[change](program), {"x": np.full(2, float(number))})
+        assert outputs["y"].tolist() == [expected] * 2
 
 
 def test_a_gradient_is_that_of_central_differences():
