@@ -115,14 +115,13 @@ def _among_highest(output: Tensor, k: int) -> Tensor:
 
 def _limits(thresholds: float | Sequence[float] | None, otherwise: float = 0.5) -> list[float]:
     """Return thresholds in [0, 1] as a list; `otherwise` if there are none."""
-    values: list[Any] = list(thresholds) if isinstance(thresholds, list | tuple) else [thresholds]
-    if values == [None]:
+    if thresholds is None:
         return [otherwise]
-    limits = [0.5 if value is None else float(value) for value in values]
-    outside = [value for value, limit in zip(values, limits, strict=True) if not 0 <= limit <= 1]
-    if outside or not limits:
+    values: list[Any] = list(thresholds) if isinstance(thresholds, list | tuple) else [thresholds]
+    outside = [value for value in values if value is None or not 0 <= float(value) <= 1]
+    if outside or not values:
         raise ConfigError(f"Threshold values must be in [0, 1]. Received: {outside}")
-    return limits
+    return [float(value) for value in values]
 
 
 class _Count(_Confusion):

@@ -88,7 +88,15 @@ def custom_object_or_name(identifier: Any) -> Any:
     if not isinstance(name, str):
         return identifier
     value = custom_object(registered if isinstance(registered, str) else None, name)
+    if value is None and isinstance(identifier, Mapping):
+        value = _of_any_package(name)
     return name if value is None else value
+
+
+def _of_any_package(name: str) -> Any:
+    """Return the function registered under this name, which Keras 3.6 writes without its package; None if not one."""
+    functions = [value for key, value in _registered.items() if key.partition(">")[2] == name]
+    return functions[0] if len(functions) == 1 and not isinstance(functions[0], type) else None
 
 
 class Configurable(Readable, ABC):

@@ -391,7 +391,7 @@ def _open(description: Any) -> tuple[str, Config, Any]:
     if not isinstance(description, Mapping) or not isinstance(description.get("class_name"), str):
         raise ConfigError(f"expected an object with class_name and config, found {str(description)[:80]!r}")
     name, config = description["class_name"], description.get("config")
-    module, registered = description.get("module") or "keras", description.get("registered_name")
+    module, registered = description.get("module") or "keras", description.get("registered_name") or None
     if not isinstance(config, Mapping):
         raise ConfigError(f"{name[:80]!r} has no config")
     room = next((own for own, keras in LIKE_KERAS.items() if keras == module), None)

@@ -36,7 +36,7 @@ class Pipeline(Layer):
         """Return the layer that `config` describes, with its layers."""
         import dptrain
 
-        described = config.get("layers", ())
+        described = config.get("layers")
         if not isinstance(described, list | tuple):
             raise ConfigError(f"{cls.__name__}: layers = {short(described)}: expected a list of layers")
         layers = [dptrain.layers.deserialize(layer) if isinstance(layer, Mapping) else layer for layer in described]

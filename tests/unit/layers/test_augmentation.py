@@ -355,6 +355,7 @@ def test_a_pipeline(tmp_path):
         ),
         (lambda: layers.MixUp()({"images": NOISE[:2], "masks": NOISE[:2]}, training=True), "not supported: masks"),
         (lambda: layers.Pipeline(["flip"]), "expected a list of layers"),
+        (lambda: layers.Pipeline.from_config({"name": "empty"}), "layers = None: expected a list of layers"),
     ],
 )
 def test_what_the_others_refuse(build, message):

@@ -346,6 +346,7 @@ def keys(*given: object, labels: bool = True, shape: tuple[int, ...] | None = (3
         (lambda: metrics.Recall(1.5), r"Threshold values must be in \[0, 1\]. Received: \[1.5\]"),
         (lambda: metrics.TopKCategoricalAccuracy(0), "k = 0: expected an integer >= 1"),
         (lambda: metrics.Recall([0.5, -1, 2]), r"Threshold values must be in \[0, 1\]. Received: \[-1, 2\]"),
+        (lambda: metrics.TruePositives([None, 0.5]), r"Threshold values must be in \[0, 1\]. Received: \[None\]"),
         (lambda: metrics.FBetaScore(beta=1), r"`beta` argument value\. It should be a Python float\. .* of type"),
         (lambda: metrics.FBetaScore(beta=-0.5), r"`beta` argument value\. It should be > 0\. Received: beta=-0\.5"),
         (lambda: metrics.F1Score(threshold=1.1), r"It should verify 0 < threshold <= 1\. Received: threshold=1\.1"),

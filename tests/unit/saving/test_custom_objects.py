@@ -78,6 +78,26 @@ def test_other_functions_need_custom_objects(tmp_path):
     assert loaded.layers[0].activation is tripled
 
 
+def test_functions_of_keras_3_6_are_named_without_their_package():
+    @keras.saving.register_keras_serializable(package="of_3_6")
+    def squared_of_3_6(x):
+        return x * x
+
+    description = {"module": "builtins", "class_name": "function", "config": "squared_of_3_6"}
+    for registered in ("function", None, ""):
+        assert keras.saving.deserialize_keras_object(description | {"registered_name": registered}) is squared_of_3_6
+        layer = L.deserialize({"class_name": "Dense", "config": {"units": 2, "activation": description}})
+        assert layer.activation is squared_of_3_6
+    keras.saving.register_keras_serializable("another", "squared_of_3_6")(lambda x: x)
+    with pytest.raises(ConfigError, match="not supported: custom function 'squared_of_3_6'"):  # of which package?
+        keras.saving.deserialize_keras_object(description)
+
+
+def test_an_empty_registered_name_is_none():
+    description = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2}, "registered_name": ""}
+    assert isinstance(keras.saving.deserialize_keras_object(description), L.Dense)
+
+
 def test_a_scope_holds_for_every_deserialize():
     described = L.serialize(Shift(2.0, name="s"))
     with pytest.raises(ConfigError, match="unknown layer 'Shift'"):
