@@ -943,4 +943,4 @@ def _to_json(value: Any, strict: bool) -> Any:
         return activations.serialize(value)
     if callable(value) and (strict or getattr(value, "__name__", "<lambda>") != "<lambda>"):
         return function_to_dict(value)
-    return [_to_json(item, strict) for item in value] if isinstance(value, tuple) else value
+    return tuple(_to_json(item, strict) for item in value) if isinstance(value, tuple) else value

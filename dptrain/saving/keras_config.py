@@ -270,15 +270,8 @@ def _object(value: Any) -> Any:
     kind, inner = value.get("class_name"), value.get("config")
     if kind is None or "config" not in value:
         return {key: _object(entry) for key, entry in value.items()}
-    if kind in ("__numpy__", "__tensor__", "__slice__", "__tuple__"):
-        if not isinstance(inner, Mapping):
-            raise ConfigError(f"{kind!r} has no config")
-        if kind == "__slice__":
-            return slice(*(inner.get(key) for key in ("start", "stop", "step")))
-        if kind == "__tuple__":
-            return tuple(map(_object, inner.get("value") or ()))
-        array = np.array(inner.get("value"), str(inner.get("dtype")))
-        return array if kind == "__numpy__" else constant(array)
+    if kind in _PLAIN_KINDS:
+        return _plain_value(kind, inner)
     result = _value(value, str(kind))
     if isinstance(result, Layer) and not isinstance(result, InputLayer | MODELS["Functional"]):
         name = _policy(value["config"].get("dtype"))  # the layer has no model to set it
@@ -286,7 +279,26 @@ def _object(value: Any) -> Any:
             result._keep_dtype(name)
     if not isinstance(result, str) or kind != "function":
         return result
-    return vars(losses).get(result, vars(metrics).get(result)) or activations.get(result)
+    function = vars(losses).get(result, vars(metrics).get(result))
+    return function or (losses.get(result) if result in LOSSES else activations.get(result))
+
+
+# Keras' names for what is no object with a configuration.
+_PLAIN_KINDS = ("__numpy__", "__tensor__", "__slice__", "__tuple__")
+
+
+def _plain_value(kind: str, config: Any) -> Any:
+    if not isinstance(config, Mapping):
+        raise ConfigError(f"{kind!r} has no config")
+    if kind == "__slice__":
+        return slice(*(config.get(key) for key in ("start", "stop", "step")))
+    if kind == "__tuple__":
+        return tuple(map(_object, config.get("value") or ()))
+    try:
+        array = np.array(config.get("value"), np.dtype(str(config.get("dtype"))))
+    except (TypeError, ValueError) as error:
+        raise ConfigError(f"{kind!r}: {error}") from error
+    return array if kind == "__numpy__" else constant(array)
 
 
 def read_layer(description: Any) -> Layer:
@@ -487,6 +499,8 @@ def _value(value: Any, label: str) -> Any:
         return _function(value)
     if value["class_name"] == "DTypePolicy":
         return value
+    if value["class_name"] in _PLAIN_KINDS:
+        return _plain_value(value["class_name"], value.get("config"))
     class_name, config, cls = _open(value)
     if isinstance(cls, type) and issubclass(cls, Layer):
         return read_layer(value)

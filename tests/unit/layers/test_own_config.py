@@ -258,3 +258,22 @@ def test_configurations_name_functions_of_custom_objects():
     np.testing.assert_array_equal(layer(np.ones((2, 3))), np.full((2, 3), 2))
     rescaling = layers.Rescaling.from_config(layers.Rescaling([1.0, 2.0], 3).get_config(), custom_objects={})
     assert (rescaling.scale, rescaling.offset) == ([1.0, 2.0], 3.0)
+
+
+@pytest.mark.parametrize(
+    ("build", "arguments"),
+    [
+        (lambda: layers.Conv2D(3, 2), {"kernel_size": (2, 2), "strides": (1, 1), "dilation_rate": (1, 1)}),
+        (lambda: layers.MaxPooling1D(2), {"pool_size": (2,), "strides": (2,)}),
+        (lambda: layers.ZeroPadding2D((1, 2)), {"padding": ((1, 1), (2, 2))}),
+        (lambda: layers.Cropping1D(1), {"cropping": (1, 1)}),
+        (lambda: layers.AdaptiveAveragePooling2D(3), {"output_size": (3, 3)}),
+        (lambda: layers.Reshape((3, -1)), {"target_shape": (3, -1)}),
+        (lambda: layers.Permute((2, 1)), {"dims": (2, 1)}),
+    ],
+)
+def test_tuples_are_tuples_in_configurations(build, arguments):
+    """As in Keras; JSON makes lists of them, which constructors take as well."""
+    config = build().get_config()
+    assert {name: config[name] for name in arguments} == arguments
+    assert type(build()).from_config(json.loads(json.dumps(config))).get_config() == config

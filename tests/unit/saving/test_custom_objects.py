@@ -93,6 +93,40 @@ def test_functions_of_keras_3_6_are_named_without_their_package():
         keras.saving.deserialize_keras_object(description)
 
 
+@pytest.mark.parametrize("value", [np.arange(12.0).reshape(4, 3), np.float32([[1, 2, 3]]), np.full((4, 3), 7)])
+def test_models_with_arrays_as_initializers_come_back(tmp_path, value):
+    """As embeddings of words that others have trained."""
+    constant = keras.initializers.Constant(value)
+    model = keras.Sequential([L.Input((5,), dtype="int32"), L.Embedding(4, 3, embeddings_initializer=constant)])
+    model.save(tmp_path / "m.keras")
+    loaded = keras.models.load_model(tmp_path / "m.keras")
+    again = [loaded.layers[0], L.deserialize(L.serialize(model.layers[0])), keras.models.clone_model(model).layers[0]]
+    again += [keras.saving.deserialize_keras_object(keras.saving.serialize_keras_object(model.layers[0]))]
+    for layer in again:
+        initializer = layer.embeddings_initializer
+        np.testing.assert_array_equal(initializer.value, value)
+        assert initializer.value.dtype == value.dtype
+    np.testing.assert_array_equal(loaded.get_weights()[0], np.broadcast_to(value, (4, 3)))
+
+
+def test_arrays_in_descriptions_may_be_damaged():
+    for config in (None, {"value": [1, [2]], "dtype": "float32"}, {"value": 1, "dtype": "no type"}):
+        described = {"class_name": "__numpy__", "config": config}
+        constant = {"module": "keras.initializers", "class_name": "Constant", "config": {"value": described}}
+        for description in (described, constant):
+            with pytest.raises(ConfigError, match="'__numpy__'"):
+                keras.saving.deserialize_keras_object(description)
+
+
+@pytest.mark.parametrize("name", ["mse", "MAE", "mean_squared_error", "relu"])
+def test_functions_come_back_by_any_of_their_names(name):
+    function = keras.saving.deserialize_keras_object({"class_name": "function", "config": name})
+    assert function is (keras.activations.relu if name == "relu" else keras.losses.get(name))
+    if name != "relu":
+        metric = keras.metrics.MeanMetricWrapper.from_config({"fn": name, "name": "m", "dtype": "float32"})
+        assert float(metric([[1.0, 2.0]], [[1.0, 4.0]])) == {"MAE": 1.0}.get(name, 2.0)
+
+
 def test_an_empty_registered_name_is_none():
     description = {"module": "keras.layers", "class_name": "Dense", "config": {"units": 2}, "registered_name": ""}
     assert isinstance(keras.saving.deserialize_keras_object(description), L.Dense)
