@@ -2,12 +2,13 @@
 
 import compileall
 import fcntl
+import functools
 import gc
 import os
 import pickle
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 from hypothesis import Phase, settings
 
-from tests.sample import SAMPLED
+from tests.sample import SAMPLED, mark_long
 from tests.times import Times
 
 # Also where PYTHONDONTWRITEBYTECODE is set: pytest rewrites the assertions of all test modules, in half the time of
@@ -41,6 +42,10 @@ ABOUT_EXECUTION = {
 # What in tests/unit is about compiled code itself; the others', and that of tests/ops, is compiled in half the time. It
 # has the same bits however it is compiled (tests/unit/backend/cpu/test_compilers.py).
 ABOUT_COMPILED_CODE = {"backend", "test_random_programs.py"}
+# What of it a run of samples compiles as users do as well; the rest, little optimized, in half the time.
+ABOUT_OPTIMIZED_CODE = {"test_compiled.py", "test_compilers.py"}
+# -O3 where a run of samples is to compile all of it so, as in continuous integration.
+LEVEL = "DPTRAIN_TEST_LEVEL"
 # Files whose tests draw pictures in this process; in those of the others no run and no sweep draws any.
 ABOUT_PICTURES = {
     *(f"unit/sweeps/reporting/test_{name}.py" for name in ("drawing", "field_pictures", "page", "pictures", "report")),
@@ -130,9 +135,11 @@ def _rewrite_assertions(config: pytest.Config) -> None:
         os.waitpid(fork, 0)
 
 
-@pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Start with the longest tests, so that no process works alone on one at the end."""
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> Iterator[None]:
+    """Mark what samples leave out; start with the longest tests, so that no process works alone on one at the end."""
+    mark_long(items, ROOT / "tests")  # before pytest looks at marks
+    yield
     if getattr(config.option, "dist", "no") == "worksteal" or hasattr(config, "workerinput"):
         items.sort(key=lambda item: item.get_closest_marker("slow") is None)
 
@@ -201,6 +208,16 @@ def _quiet_locks():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def _threads_counted_once():
+    """Look for BLAS among this process's libraries once, not for each model: it takes longer than a short training."""
+    from dptrain.train import devices
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(devices, "limit_threads", functools.cache(devices.limit_threads))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def _bytecode() -> None:
     """Compile dptrain once; where PYTHONDONTWRITEBYTECODE is set, every process started would, in a third of its start.
 
@@ -253,15 +270,30 @@ def _headers_parsed_once(_own_cache: None):
 
 @pytest.fixture(scope="module", autouse=True)
 def _compiled_as_quickly_as_needed(request: pytest.FixtureRequest):
-    """Optimize nothing of what is compiled in this process for tests that are not about compiled code."""
+    """Optimize little of what is compiled in this process for tests that are not about compiled code, or of samples."""
     from dptrain.backend.cpu import compile as compiling
 
     room, *places = request.path.relative_to(ROOT / "tests").parts
-    level = "-O0" if room == "ops" or (room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places)) else "-O3"
+    level = "-O3"
+    if room == "ops" or (room == "unit" and ABOUT_COMPILED_CODE.isdisjoint(places)):
+        level = "-O0"
+    elif os.environ.get(SAMPLED) and ABOUT_OPTIMIZED_CODE.isdisjoint(places):
+        level = os.environ.get(LEVEL, "-O1")
     if level != compiling.OPTIONS[0]:
         compiling.OPTIONS = (level, *compiling.OPTIONS[1:])
         compiling.library.cache_clear()
         compiling.products.cache_clear()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _loaded_in_this_process_alone(request: pytest.FixtureRequest):
+    """Try no compiled library in a process of its own first, which takes a third of compiling a small one."""
+    from dptrain.backend.cpu import compile as compiling
+
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.name != "test_compile.py":
+            patch.setattr(compiling, "_try_to_load", lambda path: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

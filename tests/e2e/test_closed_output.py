@@ -16,6 +16,7 @@ def piped(command: str, cwd: Path, reader: str = "head -n 1") -> tuple[int, str,
     return done.code, done.out, done.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("arguments", ["--help", "--print-config", "doctor --device cpu"])
 def test_it_ends_quietly(tmp_path, arguments):
     # A reader that is gone at once, whatever fits into a pipe
@@ -27,6 +28,7 @@ def test_it_ends_quietly(tmp_path, arguments):
         assert (code, err) == (0, "")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_a_training_is_not_lost(small_npz, tmp_path, ranks):
     mpirun = f"{Path(sys.executable).with_name('mpirun')} -n {ranks} " if ranks else ""

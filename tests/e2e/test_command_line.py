@@ -75,6 +75,7 @@ def test_curves_are_drawn_where_matplotlib_is_installed(small_npz, tmp_path):
     assert (tmp_path / "run" / "curves.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", sample([0, 2], 1))
 def test_a_profile_is_printed_and_in_the_run_directory(small_npz, tmp_path, ranks):
     arguments = ["--data", str(small_npz), "--epochs", "1", "--batch-size", "64", "--out", "run", "--profile", "3"]
@@ -295,6 +296,7 @@ SLOWLY = ("--batch-size", "1", "--train.steps_per_epoch", "500", "--jit-compile"
 LIVE = r"Epoch 1/2 +\d+/500 [^\r\n]*ETA[^\r\n]*samples/s - loss: [0-9.]+"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("launched", "columns"), sample([(False, 60), (True, 80)], 2))
 def test_a_live_line_on_a_terminal(small_npz, tmp_path, launched, columns):
     arguments = ["--data", str(small_npz), "--epochs", "2", *SLOWLY]

@@ -224,6 +224,7 @@ def test_device_memory_for_mpi(small_npz, usual, usual_weights, tmp_path, claims
     assert sum((usually_copied - copied).elements()) >= 6 * 15910 * 4
 
 
+@pytest.mark.long
 def test_device_memory_for_an_mpi_that_does_not_know_gpus(small_npz, tmp_path):
     arguments = quick(small_npz, "--comm", "cuda-aware")
     refused = emulated_ranks(2, *arguments, EMULATOR_DEVICES="2", cwd=tmp_path)
@@ -373,6 +374,7 @@ def test_within_a_mask_that_stands(small_npz, tmp_path):
     assert uuids[1][1] == uuids[0][0]
 
 
+@pytest.mark.long
 def test_more_ranks_than_gpus(small_npz, tmp_path):
     """Without a mask: test_doctor.py, which asks the same."""
     within = emulated_ranks(2, *quick(small_npz), EMULATOR_DEVICES="2", CUDA_VISIBLE_DEVICES="1", cwd=tmp_path)

@@ -34,6 +34,7 @@ def test_a_launcher_that_shows_each_rank_its_own_gpu(small_npz, tmp_path):
     assert used == [all_three[2], all_three[0]]
 
 
+@pytest.mark.long
 def test_a_launcher_that_shows_two_ranks_the_same_gpu(small_npz, tmp_path):
     arguments = ["--data", str(small_npz), "--device", "cuda"]
     refused = masked(["1", "0", "1"], tmp_path, *arguments)
@@ -73,6 +74,7 @@ if current().rank == 0:
 """
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     ("select", "mask", "seen"),
     sample(

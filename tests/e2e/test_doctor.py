@@ -181,6 +181,7 @@ def test_no_driver(tmp_path):
     assert "install or repair the driver" in line(done, "NVIDIA driver")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("ranks", "device"), [(2, "auto"), (0, "cpu")])
 def test_a_machine_without_a_gpu_is_well(tmp_path, ranks, device):
     if doctor._signs_of_a_gpu():

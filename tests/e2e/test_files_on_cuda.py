@@ -11,6 +11,7 @@ pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator i
 SCRIPT = str(ROOT / "tests" / "e2e" / "scripts" / "files_on_cuda.py")
 
 
+@pytest.mark.long
 def test_training_goes_on_where_it_stopped(tmp_path):
     if importlib.util.find_spec("h5py") is None:
         pytest.skip("Keras' files need the extra 'keras-files'")

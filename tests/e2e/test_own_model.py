@@ -76,6 +76,7 @@ def test_a_sweep_of_its_arguments_and_its_best_run_alone(train, tmp_path):
     assert "config.train.epochs: 12 there, 20 here" in grown.err
 
 
+@pytest.mark.long
 def test_the_same_bits_on_other_ranks_and_after_a_resume(train, tmp_path):
     fixed = (*STOPS, "--model-arg", "units=8", "--reproducible", "--epochs", "12", "--verbose", "0")
     whole = train(0, *fixed, "--out", "whole")

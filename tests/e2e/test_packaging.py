@@ -149,6 +149,7 @@ def test_source_distribution_holds_what_belongs_to_the_repository_and_no_caches(
     assert [name for name in names if any(word in name for word in unwanted)] == []
 
 
+@pytest.mark.long
 def test_an_editable_install_is_found_from_the_folder_above_a_clone_named_dptrain(tools, tmp_path):
     """The clone's own folder is a package without __init__.py there, which anything on the path must beat."""
     (tmp_path / "out").mkdir()

@@ -75,6 +75,7 @@ def results(folder):
 
 
 # No picture stays in memory; some do.
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "most"), sample([(0, 1), (2, 3000)], 2))
 def test_pictures_that_are_decoded_again_give_the_same_numbers(alone, ranks, most):
     suffix = f"{ranks}-{most}"

@@ -104,6 +104,7 @@ def test_the_table_is_read_whole():
     assert generates.startswith("`model.generate(prompt, 50, top_p=0.9)` in Python, `POST /generate` as a stream (")
 
 
+@pytest.mark.sample(3)
 @pytest.mark.slow
 @pytest.mark.parametrize("words", sample(COMMANDS, 5))
 def test_a_row_runs_as_it_stands(user, only_installed, words):

@@ -194,6 +194,7 @@ def test_layouts_that_are_wrong_change_results_of_warpgroups(emulator: Any) -> N
     assert len(ast.literal_eval(numbered[1])) == len(WARPGROUP_ROWS) + 3
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "row",
     sample([*ROWS, *WARPGROUP_ROWS, *TENSOR_MAP_ROWS], 2),

@@ -119,6 +119,7 @@ def test_sixteen_steps_are_one_graph_unless_a_callback_looks_at_each(tmp_path):
     assert together == 2 * [16 * a_step, 16 * a_step, a_step]
 
 
+@pytest.mark.long
 def test_steps_in_which_ranks_meet_share_no_graph(tmp_path):
     script, trace = tmp_path / "fit.py", tmp_path / "trace.json"
     script.write_text(FITTED)
@@ -140,6 +141,7 @@ def test_launches_of_a_step_do_not_depend_on_the_number_of_runs(tmp_path):
     assert {category for category, _ in alone} == {"kernel", "graph"}
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("rows", [1, 32])
 def test_sums_over_several_axes_have_a_block_for_eight_results(tmp_path, rows):
     events = events_of(tmp_path, rows, script=NORMALIZED)

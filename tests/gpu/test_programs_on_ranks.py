@@ -28,6 +28,7 @@ def whole(dtype):
     return [float(number) for number in finished.out.split()]
 
 
+@pytest.mark.sample(2, 1)
 @pytest.mark.parametrize(
     ("streams", "dtype", "bucket_bytes", "comm_dtype", "transport", "close", "shards"),
     sample(
@@ -99,6 +100,7 @@ def test_ranks_of_a_mesh_train_as_one_device(tmp_path, ranks, shards, transport,
     assert (finished.code, finished.err) == (0, "")
 
 
+@pytest.mark.sample(3, 2)
 @pytest.mark.parametrize(("ranks", "nodes"), [(2, 1), (3, 1), (3, 2), (4, 2)])
 def test_gpus_join_what_ranks_have(tmp_path, ranks, nodes):
     """Arrays of every type, in parts of any size, from a graph too; nothing is read that has not been written.
@@ -113,6 +115,7 @@ def test_gpus_join_what_ranks_have(tmp_path, ranks, nodes):
     assert finished.out.split() == ["joined"] * ranks
 
 
+@pytest.mark.sample(2, 0)
 @pytest.mark.parametrize(("shards", "transport"), [("7 5", "host"), ("5 0 7", "nccl")])
 def test_rows_that_meet_on_gpus(tmp_path, shards, transport):
     """All pairs of rows, a loop over them, and what is cumulated along the batch."""
@@ -145,6 +148,7 @@ def test_a_product_leaves_multiprocessors_to_a_message_that_travels_meanwhile(tm
     assert finished.out.split() == ["product:8", "product:8", "begin", "product:4", "finish"]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("without", [None, "1"])
 def test_buckets_are_registered_where_the_library_can_on_every_rank(tmp_path, without):
     """Once a recording, not a step; where one rank's library has no such memory, no rank uses it."""

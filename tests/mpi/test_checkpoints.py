@@ -76,6 +76,7 @@ def test_a_training_moves_between_meshes(moved, copied, tmp_path):
             )
 
 
+@pytest.mark.long
 def test_a_reproducible_training_moves_to_the_bit(tmp_path):
     for name, *launches in (
         ("moved", (4, 2, "batch=2,model=2 --shard-weights"), (3, 4, "--shard-weights"), (0, 6, "")),

@@ -31,6 +31,7 @@ comm.barrier()
 """
 
 
+@pytest.mark.long
 def test_a_rank_may_fork_and_start_programs(tmp_path):
     (tmp_path / "parent.py").write_text(SCRIPT)
     done = mpirun(2, str(tmp_path / "parent.py"), timeout=90, fresh=True, PYTHONWARNINGS="default")

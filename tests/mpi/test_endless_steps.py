@@ -13,7 +13,7 @@ from tests.launching import Finished, python
 SCRIPT = str(ROOT / "tests/mpi/scripts/endless.py")
 long = pytest.mark.long
 CASES = [
-    (0, "many", "SIGTERM", 5),
+    pytest.param(0, "many", "SIGTERM", 5, marks=long),
     pytest.param(0, "steps", "SIGINT", 5, marks=long),
     pytest.param(0, "eager", "SIGUSR1", 5, marks=long),
     pytest.param(0, "numpy", "SIGTERM", 5, marks=long),

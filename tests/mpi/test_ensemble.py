@@ -11,6 +11,7 @@ from tests.launching import python
 SCRIPT = str(Path(__file__).parent / "scripts" / "ensemble.py")
 
 
+@pytest.mark.long
 def test_any_number_of_ranks_trains_the_same_members(tmp_path):
     results = []
     for ranks in (0, 3):

@@ -71,7 +71,7 @@ IN_ROUNDED = [(case, ranks) for case in ROUNDED for ranks in ROUNDED[case]]
 IN_HALVES = [("batch normalization", ranks, dtype) for ranks, dtype in ((2, "mixed_bfloat16"), (3, "mixed_float16"))]
 IN_FLOAT32 = [("uneven last batch", 2), ("dropout", 4)]
 # What every run trains, on 3 ranks.
-OFTEN = {"uneven last batch", "several optimizers", "accumulated gradients", "batch normalization"}
+OFTEN = {"uneven last batch", "batch normalization"}
 
 
 def often_or_long(cases):

@@ -45,6 +45,7 @@ def done(once):
     return once("exit codes", launch_all)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("deed", CASES)
 def test_no_exit_looks_like_success(done, deed):
     code, text = CASES[deed]

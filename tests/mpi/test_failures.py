@@ -20,6 +20,7 @@ def fail(way: str, bad: int, ranks: int = 3) -> Finished:
     return mpirun(ranks, SCRIPT, way, str(bad), timeout=90)
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bad", sample([0, 1], 2, first=1))
 @pytest.mark.parametrize(
     ("way", "code", "message"),
@@ -41,6 +42,7 @@ def test_an_exception_on_one_rank_ends_all(way, code, message, bad):
     assert " pid " in done.messages[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bad", [0, 1])
 def test_a_rank_with_an_excepthook_of_its_own_does_not_leave_the_others_at_the_end(tmp_path, bad):
     script = tmp_path / "hook.py"
@@ -55,6 +57,7 @@ def test_a_rank_with_an_excepthook_of_its_own_does_not_leave_the_others_at_the_e
     assert f"left while rank {1 - bad} waits in the end of the job (fit)" in done.err
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("bad", [0, 1])
 def test_an_exception_past_an_excepthook_of_its_own_names_the_rank(tmp_path, bad):
     script = tmp_path / "hook.py"

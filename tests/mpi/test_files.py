@@ -30,6 +30,7 @@ def files(tmp_path_factory):
     return files
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [1, 3])
 @pytest.mark.parametrize("whole", ["", ".keras"])
 def test_rank_0_writes_and_reads_for_all(files, ranks, whole):

@@ -57,6 +57,7 @@ print(dptrain.layers.Dense.__module__, dptrain.__spec__.name, dptrain.models is 
 """
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize("way", ["-c", "script", "-m"])
 def test_arguments_environment_and_files(forked, tmp_path, way):
     (tmp_path / "facts.py").write_text(FACTS)

@@ -27,6 +27,7 @@ if way == "warns":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", sample([0, 3], 2, first=1))
 def test_each_script_has_its_own_outcome(tmp_path, ranks):
     script = tmp_path / "script.py"

@@ -13,7 +13,7 @@ import pytest
 import dptrain as dp
 from tests.launching import find_mpirun, python
 from tests.mpi.scripts import parameters
-from tests.sample import taken
+from tests.sample import sample
 
 SCRIPT = parameters.__file__
 
@@ -76,9 +76,10 @@ def outcomes(ranks, way, folder, names):
 
 
 @pytest.mark.skipif(shutil.which("c++") is None, reason="no compiler")
-def test_what_differs_on_one_rank_is_refused_with_ranks_and_values():
+@pytest.mark.parametrize("part", sample(range(2), 2))
+def test_what_differs_on_one_rank_is_refused_with_ranks_and_values(part):
     find_mpirun()
-    for name, (code, text) in outcomes(2, "ranks", "", parameters.names()).items():
+    for name, (code, text) in outcomes(2, "ranks", "", parameters.names()[part::2]).items():
         if parameter_of(name) in FREE_ON_RANKS:
             assert (code, text) == (0, ""), name
             continue
@@ -88,8 +89,9 @@ def test_what_differs_on_one_rank_is_refused_with_ranks_and_values():
         assert "rank 1" in text, name
 
 
-def test_what_differs_from_the_checkpoint_is_refused_with_both_values(tmp_path):
-    names = taken([name for name in parameters.names() if parameter_of(name) not in SEVERAL_RANKS], 3)
+@pytest.mark.parametrize("part", sample(range(3), 3))
+def test_what_differs_from_the_checkpoint_is_refused_with_both_values(tmp_path, part):
+    names = [name for name in parameters.names() if parameter_of(name) not in SEVERAL_RANKS][part::3]
     for name, (code, text) in outcomes(0, "resume", tmp_path, names).items():
         if parameter_of(name) in FREE_AT_RESUME:
             assert (code, text) == (0, ""), name

@@ -185,6 +185,7 @@ def test_a_signal_ends_a_sweep_that_measures_and_its_compiler(small_npz, tmp_pat
     assert is_gone(sleep)
 
 
+@pytest.mark.long
 def test_a_signal_ends_a_scripts_sweep_that_measures(tmp_path):
     script = (
         "import os, signal, numpy as np, dptrain as dp\n"

@@ -11,6 +11,7 @@ from tests.sample import sample
 SCRIPT = str(ROOT / "tests/mpi/scripts/profiled.py")
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("ranks", "compiled"), sample([(2, "1"), (2, "0"), (3, "0")], 2))
 def test_one_trace_has_all_ranks(ranks, compiled, tmp_path):
     path = tmp_path / "trace.json"

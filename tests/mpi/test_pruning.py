@@ -31,6 +31,7 @@ def alone(tmp_path_factory):
     return train(tmp_path_factory.mktemp("pruning"), 0)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", sample(FORMS, 3))
 def test_masks_and_weights_as_on_one_rank(alone, tmp_path, ranks):
     together = train(tmp_path, ranks, *FORMS[ranks])

@@ -20,6 +20,7 @@ def outcomes(request, once):
     return json.loads(done.out)
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("way", "names"),
     [

@@ -30,6 +30,7 @@ CASES += [("labelled sharded", 2), ("labelled by heads", 2)]
 CASES += [(f"attention{form}", ranks) for ranks in (3, 2) for form in ("", " sharded", " by heads")]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(("case", "ranks"), [*sample(CASES, 5), ("branches", 2), ("branches sharded", 2), ("until", 2)])
 def test_ranks_train_what_one_trains(tmp_path, case, ranks):
     alone, together = trained(0, case.partition(" ")[0], tmp_path), trained(ranks, case, tmp_path)

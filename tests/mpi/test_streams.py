@@ -123,6 +123,7 @@ def build_model(input_shape, num_classes):
 """
 
 
+@pytest.mark.long
 def test_the_command_line_trains_on_token_shards_with_the_same_bits(tmp_path):
     write_tokens(tmp_path, [401, 90, 203, 77, 150], 50)
     (tmp_path / "models.py").write_text(MODEL)

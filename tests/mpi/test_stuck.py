@@ -180,8 +180,10 @@ def done(request, once) -> dict[int, Finished]:
     return once("stuck", launch_all)
 
 
-# Every run takes a case of each kind of call: in steps, groups, sums, hand-overs, on nodes, before and after them.
+# Every run takes a case of kinds of calls: in steps, groups, sums, hand-overs, on nodes, before and after them.
+OFTEN = ("hook", "gather", "sum", "stage", "nodes", "before", "end")
 KINDS = {case.way.partition(":")[0]: number for number, case in reversed(list(enumerate(CASES)))}
+IN_EVERY_RUN = {KINDS[kind] for kind in OFTEN}
 
 
 @pytest.mark.parametrize(
@@ -190,7 +192,7 @@ KINDS = {case.way.partition(":")[0]: number for number, case in reversed(list(en
         pytest.param(
             number,
             id=f"{case.way}, {case.bad}",
-            marks=[] if number in KINDS.values() else pytest.mark.long,
+            marks=[] if number in IN_EVERY_RUN else pytest.mark.long,
         )
         for number, case in enumerate(CASES)
     ],

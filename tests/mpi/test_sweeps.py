@@ -215,6 +215,7 @@ def test_two_sweeps_in_one_directory(small_npz, tmp_path):
         first.wait()
 
 
+@pytest.mark.long
 def test_a_sweep_from_a_script_between_trainings_of_all_ranks(tmp_path):
     """Every rank gets the same result, that of one rank; what the ranks train together is not touched by it."""
     script = str(Path(__file__).parent / "scripts" / "sweep.py")

@@ -30,7 +30,7 @@ def train(once):
 
     def train_all(ranks: int, folder: Path) -> tuple[dict[str, Finished], Path]:
         cases = {}
-        for number, (name, config, weighted, *steps) in taken(CASES.items(), 2):
+        for number, (name, config, weighted, *steps) in taken(CASES.items(), 4, 2):
             options = {"loss": {"class_name": name, "config": config}, "weighted": weighted, "steps": steps}
             cases[number] = [SCRIPT, str(folder / f"{number}.npz"), json.dumps(options)]
         return in_turn(ranks, cases, folder / "in turn"), folder
@@ -44,7 +44,7 @@ def train(once):
     return train
 
 
-@pytest.mark.parametrize("case", sample(CASES, 2))
+@pytest.mark.parametrize("case", sample(CASES, 4, 2))
 def test_float64_agrees_to_1e_12(train, case):
     alone, together = train(0, case), train(3, case)
     assert together["keys"].tolist() == alone["keys"].tolist()

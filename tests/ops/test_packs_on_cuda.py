@@ -123,6 +123,7 @@ def test_what_is_read_early_is_there(another):
         assert run.bits() == bits
 
 
+@pytest.mark.long
 def test_who_shares_a_pack(another):
     """Seeds, rates and weights may differ; the number of rows and shapes may not."""
 

@@ -6,6 +6,7 @@ from tests.sample import sample
 from tests.unit.ops import points
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", sample(["float32", "float64"], 2))
 def test_the_kernels_compute_what_numpy_does(cuda_backend, dtype):
     executable = cuda_backend.executable(points.program(dtype), points.operands(dtype))

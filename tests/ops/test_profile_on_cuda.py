@@ -33,6 +33,7 @@ def on_host():
     return [inverse, dp.layers.Flatten(), dp.layers.Dense(3, name="dense")]
 
 
+@pytest.mark.sample(3)
 @pytest.mark.usefixtures("cuda_backend")
 @pytest.mark.parametrize(
     ("layers", "names"), [(dense, {"first", "dense"}), (recurrent, {"lstm", "dense"}), (on_host, {"inverse", "dense"})]

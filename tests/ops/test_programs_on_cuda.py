@@ -83,6 +83,7 @@ def mlp(rng, inputs=20, hidden=16, classes=4, rows=B, stored=50, compute="float3
     return trace(step, specs), data
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("graph", [True, False])
 def test_training_is_that_of_numpy(cuda_backend, graph, monkeypatch):
     monkeypatch.setattr(cuda_backend, "graph", graph)

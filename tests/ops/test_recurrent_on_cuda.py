@@ -110,6 +110,7 @@ def test_stacked_cells(cuda_backend):
     check(cuda_backend, program, values, 6, 4, 5)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("rows", "of_block"), sample([(129, 4), (128, 2), (257, 8), (0, 2)], 4))
 def test_more_rows_for_a_block(cuda_backend, rows, of_block):
     program, values = program_of(GRU(3), rows, 3, 1)

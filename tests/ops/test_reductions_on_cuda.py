@@ -191,6 +191,7 @@ def check_sums_of_columns(cuda_backend, columns, rows):
     assert (executable.outputs["place"] == rows - 1).all()
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(("columns", "width"), sample(list(WIDTHS.items()), 3))
 def test_blocks_share_the_rows_of_columns(cuda_backend, columns, width):
     """At least eight rows a thread for each block."""
@@ -199,13 +200,15 @@ def test_blocks_share_the_rows_of_columns(cuda_backend, columns, width):
         check_sums_of_columns(cuda_backend, columns, rows)
 
 
-@pytest.mark.parametrize("rows", sample([64 * 256, 64 * 256 + 1], 1))
+@pytest.mark.long
+@pytest.mark.parametrize("rows", [64 * 256, 64 * 256 + 1])
 def test_many_blocks_share_a_column(cuda_backend, rows):
     """At most 256."""
     check_sums_of_columns(cuda_backend, 32, rows)
     check_sums_of_columns(cuda_backend, 33, 2 * rows)
 
 
+@pytest.mark.sample(2, 0)
 @pytest.mark.parametrize("blocks", [256, 1024])
 def test_many_blocks_share_a_sum_of_all(cuda_backend, blocks):
     """A block has 4096 elements; 256 threads join the blocks, of which each loads four at once."""

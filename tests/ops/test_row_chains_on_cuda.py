@@ -42,6 +42,7 @@ def test_the_pass_changes_no_bit(places, features, length):
     np.testing.assert_array_equal(evaluate(chained, data)[0]["table"], in_order(data, length))
 
 
+@pytest.mark.sample(3)
 @pytest.mark.parametrize(
     ("length", "dtype", "index"),
     [(MIN_ROWS - 1, "float64", "int64"), (MIN_ROWS, "float32", "int32"), (100, "float64", "uint8")],

@@ -14,6 +14,7 @@ SPECIAL = {
 }
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("case", SPECIAL)
 def test_they_are_where_numpy_has_them(cuda_backend, case):
     rng = np.random.default_rng(0)

@@ -35,6 +35,7 @@ def test_steps_that_share_a_graph_have_the_bits_of_steps_alone(cuda_backend, rec
     assert len(recorded) == 3
 
 
+@pytest.mark.long
 def test_steps_of_packs_share_graphs(cuda_backend, recorded):
     step_counts, backends = (34, 17, 1), [type(cuda_backend)() for _ in range(3)]
     runs = [Run(backend, seed, mixing=False) for seed, backend in enumerate(backends)]

@@ -98,6 +98,7 @@ def test_outputs_have_shape_and_type(name, number):
             assert output.dtype == np.dtype(dtype)
 
 
+@pytest.mark.sample(3)
 @first_cases
 @pytest.mark.parametrize("training", sample([True, False], 2))
 def test_gradients_by_central_differences(name, number, training):
@@ -176,6 +177,7 @@ def test_a_trace_has_the_bits_of_eager_execution(name, number):
     assert [array.shape for array in before] == [variable.shape for variable in layer.variables]
 
 
+@pytest.mark.sample(3)
 @first_cases
 def test_ranks_compute_what_one_computes(name, number):
     """One, and several of which one has no rows; on a mesh with two ranks for each of them too."""

@@ -197,6 +197,7 @@ def build_model(input_shape, num_classes):
     assert shown.table("mean F1")[0]["accuracy"] == f"{100 * accuracy:.1f} %"
 
 
+@pytest.mark.long
 def test_two_ranks_write_one_page_with_pictures(folder):
     arguments = ["--data", str(folder / "houses.csv"), "--target", "price", "--numbers", "price", "--epochs", "2"]
     run = folder / "two-ranks"
