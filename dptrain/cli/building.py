@@ -11,7 +11,7 @@ from dptrain import activations, layers, optimizers
 from dptrain.batches.inputs import Samples, training_sampler
 from dptrain.cli.loading import load_configured
 from dptrain.cli.options import network
-from dptrain.cli.options.config import Config, OptimizerConfig, device_options, epochs_of, fixed_shards, health_options
+from dptrain.cli.options.config import Config, OptimizerConfig, compile_options, epochs_of, fixed_shards, health_options
 from dptrain.cli.options.model_function import load_function
 from dptrain.cli.options.pruning import prune
 from dptrain.cli.options.schedule import parse_schedule
@@ -108,20 +108,7 @@ def build_model(
     `rows` of the training part, None for all, standardise numbers. `epoch_steps` is for the schedule; None where
     nothing is trained to its end.
     """
-    options = {
-        "comm": config.comm,
-        "bucket_mb": config.bucket_mb,
-        "comm_dtype": config.comm_dtype,
-        "shard_optimizer": config.shard_optimizer,
-        "shard_weights": config.shard_weights,
-        "stages": config.stages,
-        "microbatches": config.microbatches,
-        "device_mb": config.data.device_mb,
-        "run_eagerly": config.run_eagerly,
-        "steps_per_execution": config.steps_per_execution,
-        "shards_per_batch": fixed_shards(config),
-        **device_options(config),
-    }
+    options = compile_options(config)
     if config.model.function is not None:
         model = user_model(config, data, options, epoch_steps)
     else:

@@ -3,7 +3,6 @@
 import argparse
 import gc
 import platform
-import re
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from importlib import import_module
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dptrain.cli.options import scaling_options
-from dptrain.cli.options.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.options.config import Config, Leaf, at, leaves, read_file, resolve, to_dict, to_yaml, verbosity
 from dptrain.cli.options.parser import Gathered, Options, Parser
 from dptrain.cli.options.sweep_options import add_options
 from dptrain.cli.options.words import suggest
@@ -66,17 +65,8 @@ Show what is installed, what is missing and what would be used; exit with 0 if t
 All training options are accepted; these have an effect:
 """,
 }
-# The only fields in a command's help.
-_TOLD = {
-    "doctor": re.compile(
-        r"data\.(name|target)|model\..*|optimizer\.name|train\.batch_size|device|comm|bucket_mb|share_gpu|gpu_select|dtype|precision|gemm|conv|"
-        "jit_compile|cuda_graph|debug"
-    ),
-    "explain": re.compile(
-        r"data\.(name|target)|model\..*|optimizer\..*|train\.batch_size|train\.on_nonfinite|train\.skip_outliers|device|dtype|comm_dtype|precision|"
-        "gemm|conv|bucket_mb|debug"
-    ),
-}
+# Commands whose help lists only the fields that name them.
+_SHOWING_SOME = ("doctor", "explain")
 
 # Descriptions of the groups of options.
 _ABOUT_GROUPS = {
@@ -255,16 +245,9 @@ def _check_same_everywhere(comm: "Communicator", config: Config) -> None:
 
     versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
     tree = to_dict(config)
-    flat = {leaf.path: _at(tree, leaf.path) for leaf in leaves()}
+    flat = {leaf.path: at(tree, leaf.path) for leaf in leaves()}
     flat |= {f"version of {name}": version for name, version in versions.items()}
     comm.require_same("the ranks are set up differently", flat)
-
-
-def _at(tree: dict[str, Any], path: str) -> Any:
-    value: Any = tree
-    for key in path.split("."):
-        value = value[key]
-    return value
 
 
 # Parsing
@@ -336,11 +319,12 @@ def _build_parser(command: str) -> Parser:
         text = "show the C++ file generated for them; with --device cuda the CUDA C++ file, which needs no GPU"
         group.add_argument("--code", action="store_true", help=text)
         scaling_options.add_options(parser)
-    _add_fields(parser, leaves(), _TOLD.get(command))
+    _add_fields(parser, leaves(), command if command in _SHOWING_SOME else None)
     return parser
 
 
-def _add_fields(parser: Parser, fields: Iterable[Leaf], visible: "re.Pattern[str] | None" = None) -> None:
+def _add_fields(parser: Parser, fields: Iterable[Leaf], command: str | None = None) -> None:
+    """Add options; `command`: the help lists only the fields that it shows."""
     existing = {option for action in parser._actions for option in action.option_strings}
     groups: dict[str, Any] = {}
     for leaf in fields:
@@ -358,7 +342,7 @@ def _add_fields(parser: Parser, fields: Iterable[Leaf], visible: "re.Pattern[str
             default=argparse.SUPPRESS,
             metavar=_metavar(leaf),
             help=(leaf.help + _listed(leaf) + default).replace("%", "%%")
-            if visible is None or visible.fullmatch(leaf.path)
+            if command is None or command in leaf.shown_in
             else argparse.SUPPRESS,
             **({"action": "append"} if leaf.is_mapping else {"action": Gathered} if leaf.is_gathered else {}),
             **({} if leaf.alone is None else {"nargs": "?", "const": leaf.alone}),

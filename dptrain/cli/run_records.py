@@ -7,11 +7,11 @@ import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import lru_cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from dptrain.cli.options.config import Config, check_keys, resolve, to_dict
+from dptrain.cli.options.config import Config, check_keys, leaves, resolve, to_dict
 from dptrain.errors import ConfigError, DataError
 from dptrain.runtime.storage.files import open_directory
 from dptrain.runtime.storage.locks import LOCK
@@ -26,11 +26,6 @@ _MAX_EPOCHS = 100_000
 _MOST_ENTRIES, _LONG = 2000, 1 << 13
 # Most bytes of a configuration's file.
 _SECTION = re.compile(r"(\w+):\n((?:  .*\n)+)")
-# Settings that do not affect the training.
-_ABOUT_THE_JOB = re.compile(
-    r"(out|name|verbose|progress|report|debug|fast_dev_run|stall_\w+|share_gpu|gpu_select|comm|bucket_mb|cuda_graph"
-    r"|steps_per_execution|checkpoint\..*|logging\..*|data\.max_bytes|data\.device_mb|data\.dir|train\.digest_every)"
-)
 
 
 @dataclass(frozen=True)
@@ -206,7 +201,12 @@ def _flat(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[tuple[str, Any]
 
 def is_about_training(path: str) -> bool:
     """Whether a setting affects training, not only the job."""
-    return _ABOUT_THE_JOB.fullmatch(path) is None
+    return path not in _about_job()
+
+
+@cache
+def _about_job() -> frozenset[str]:
+    return frozenset(leaf.path for leaf in leaves() if leaf.about_job)
 
 
 def _last_epoch(path: Path) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from dptrain.cli.options.config import Config, device_options
+from dptrain.cli.options.config import Config, device_options, leaves
 from dptrain.runtime.text import short
 
 # NumPy and all that needs it are imported by the functions that use them: help comes at once.
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from dptrain.models import Model
 
 # Fields of a run's configuration that say what computes, and how it is watched; and the limit of files.
-DEVICE = ("device", "gpu_select", "share_gpu", "precision", "gemm", "conv", "jit_compile", "stall_timeout", "debug")
+DEVICE = tuple(leaf.path for leaf in leaves() if "predict" in leaf.shown_in)
 SAMPLES = ("data.max_bytes", "data.bad_pictures", "data.unseen")
 
 

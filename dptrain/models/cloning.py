@@ -142,29 +142,10 @@ def _compiled_as(model: Model, copy: Any) -> Any:
     copy._preprocessing = model._preprocessing
     compiled = model._compiled_with
     if compiled is not None:
-        copy.compile(
-            _fresh_copy(compiled.optimizer),
-            *(
-                tree.map_leaves(lambda path, entry: _fresh_copy(entry), each)
-                for each in (compiled.loss, compiled.loss_weights)
-            ),
-            *(
-                tree.map_leaves(lambda path, entry: _fresh_copy(entry), each)
-                for each in (compiled.metrics, compiled.weighted_metrics)
-            ),
-            compiled.run_eagerly,
-            compiled.steps_per_execution or "auto",
-            comm=compiled.comm,
-            bucket_mb=compiled.bucket_mb,
-            device_mb=compiled.device_mb,
-            shards_per_batch=compiled.shards_per_batch,
-            comm_dtype=compiled.comm_dtype,
-            shard_optimizer=compiled.shard_optimizer,
-            shard_weights=compiled.shard_weights,
-            stages=compiled.stages,
-            microbatches=compiled.microbatches,
-            **compiled.device,
-        )
+        arguments = compiled.arguments()
+        for name in ("optimizer", "loss", "loss_weights", "metrics", "weighted_metrics"):
+            arguments[name] = tree.map_leaves(lambda path, entry: _fresh_copy(entry), arguments[name])
+        copy.compile(**arguments)
     return copy
 
 

@@ -25,6 +25,11 @@ from dptrain.train.sharding import Sharded
 from dptrain.train.transports import TRANSPORTS
 
 
+def _option(default: Any, *, agreed: bool = False, of_programs: bool = False) -> Any:
+    """A field; `agreed`: all ranks must have the same, `of_programs`: a keyword of `Programs`."""
+    return field(default=default, metadata={"agreed": agreed, "of_programs": of_programs})
+
+
 @dataclass(frozen=True)
 class Compiled:
     """The arguments of `compile`."""
@@ -37,16 +42,18 @@ class Compiled:
     run_eagerly: bool = False  # whether steps run op by op
     steps_per_execution: int | None = None  # None for as many as fit
     device: Mapping[str, Any] = field(default_factory=dict)  # keywords of `dptrain.train.devices.open_backend`
-    comm: str = "host"  # transport between ranks, see `train.transports.TRANSPORTS`
-    bucket_mb: float = 25.0  # 10^6 bytes of gradients in one message
+    comm: str = _option("host", agreed=True)  # transport between ranks, see `train.transports.TRANSPORTS`
+    bucket_mb: float = _option(25.0, agreed=True, of_programs=True)  # 10^6 bytes of gradients in one message
     device_mb: float | None = None  # 10^6 bytes of a GPU's memory for samples; None for what is free
     shards_per_batch: int | None = None  # shards of a global batch, whatever the number of ranks; None if not chosen
     auto_scale_loss: bool = True  # whether a policy may wrap the optimizer in a `LossScaleOptimizer`
-    comm_dtype: str | None = None  # half precision of gradients in messages; None for their own dtype
-    shard_optimizer: bool = False  # whether each replica keeps a part of the optimizer's slots
-    shard_weights: bool = False  # whether each replica keeps a part of weights and slots
-    stages: int = 1  # pipeline stages, each on its own rank
-    microbatches: int | None = None  # of a batch in a pipeline; None for some for each stage
+    # Half precision of gradients in messages; None for their own dtype.
+    comm_dtype: str | None = _option(None, agreed=True, of_programs=True)
+    shard_optimizer: bool = _option(False, agreed=True)  # whether each replica keeps a part of the optimizer's slots
+    shard_weights: bool = _option(False, agreed=True)  # whether each replica keeps a part of weights and slots
+    stages: int = _option(1, agreed=True)  # pipeline stages, each on its own rank
+    # Of a batch in a pipeline; None for some for each stage.
+    microbatches: int | None = _option(None, agreed=True, of_programs=True)
 
     @property
     def shards(self) -> Sharded | None:
@@ -64,6 +71,10 @@ class Compiled:
         del arguments["device"]
         steps = "auto" if self.steps_per_execution is None else self.steps_per_execution
         return arguments | {"steps_per_execution": steps, **self.device}
+
+    def marked(self, mark: str) -> dict[str, Any]:
+        """Return the options with this mark of `_option`, by name."""
+        return {option.name: getattr(self, option.name) for option in fields(self) if option.metadata.get(mark)}
 
     def describe(self) -> list[Any]:
         """Return optimizer, loss and metrics in JSON: they must agree on all ranks."""

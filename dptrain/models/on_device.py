@@ -80,10 +80,7 @@ class OnDevice(Structure):
             backend, compiled = self._open_device(comm), self._compiled
             comm.require_same("the ranks have compiled the model differently", self._describe_computing())
             choose_transport(backend, comm, "host" if compiled is None else compiled.comm)
-            sent: dict[str, Any] = {}
-            if compiled is not None:
-                names = ("bucket_mb", "comm_dtype", "microbatches")
-                sent = {name: getattr(compiled, name) for name in names}
+            sent = {} if compiled is None else compiled.marked("of_programs")
             sharding = self._sharding(comm)
             ranks = comm if sharding is None else sharding.comm
             self._programs = Programs(backend, ranks, **sent, sharding=sharding, variables=self._variables_on_device)
@@ -152,9 +149,7 @@ class OnDevice(Structure):
         if self._compiled is not None:
             compiled, optimizer = self._compiled, self._compiled.optimizer
             facts["optimizer and loss_scale_factor"] = [type(optimizer).__name__, optimizer.loss_scale_factor]
-            facts["comm, bucket_mb and comm_dtype"] = [compiled.comm, compiled.bucket_mb, compiled.comm_dtype]
-            facts["shard_optimizer and shard_weights"] = [compiled.shard_optimizer, compiled.shard_weights]
-            facts["stages and microbatches"] = [compiled.stages, compiled.microbatches]
+            facts |= compiled.marked("agreed")
         return facts
 
     def _release_device(self) -> None:

@@ -25,7 +25,7 @@ COMPILED = [
     ("fit in bfloat16", "fit", "dtype", ("'mixed_bfloat16'", "'float32'")),
     ("train_on_batch in float16", "train_on_batch", "dtype", ("'mixed_float16'", "'float32'")),
     ("evaluate a layer in float16", "evaluate", "dtype", ("'float32, dense in float16'", "'float32'")),
-    ("fit with a bucket", "fit", "comm, bucket_mb and comm_dtype", ("['host', 1, None]", "['host', 25.0, None]")),
+    ("fit with a bucket", "fit", "bucket_mb", ("1", "25.0")),
 ]
 CALLS = {2: [*((odd_call, others) for odd_call, others, _ in COLLECTIVES), *METHODS]}
 CALLS[2] += [(odd_call, others, "again") for odd_call, others, *_ in AGAIN]

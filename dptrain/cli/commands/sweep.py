@@ -31,7 +31,6 @@ from dptrain.cli.building import (
 )
 from dptrain.cli.options.config import (
     Config,
-    DataConfig,
     Leaf,
     epochs_of,
     follows_training,
@@ -40,6 +39,7 @@ from dptrain.cli.options.config import (
     to_dict,
     to_yaml,
     verbosity,
+    without,
     without_later,
 )
 from dptrain.cli.options.loggers import refuse_in_a_sweep
@@ -72,62 +72,8 @@ from dptrain.sweeps.scheduling.training import Recipe
 from dptrain.sweeps.space import Space, label, parse_grid, parse_random
 from dptrain.train.trainer import StepIterator
 
-# Fields that runs of one sweep have in common, with the reason.
-_FIXED = {
-    "seed": "use --seeds",
-    **dict.fromkeys(
-        [f"data.{name}" for name in vars(DataConfig()) if name not in ("sharding", "device_mb")],
-        "a sweep has one data set",
-    ),
-    "data.sharding": "a run has all samples",
-    **dict.fromkeys(
-        ("device", "comm", "bucket_mb", "comm_dtype", "share_gpu", "gpu_select", "data.device_mb", "jit_compile"),
-        "it is the same for all runs of a sweep",
-    ),
-    **dict.fromkeys(
-        ("shard_optimizer", "shard_weights", "mesh", "stages", "microbatches"), "a run of a sweep has one device"
-    ),
-    **dict.fromkeys(("cuda_graph", "steps_per_execution", "stall_warning", "stall_timeout"), "it changes no result"),
-    **dict.fromkeys(
-        ("checkpoint.every", "checkpoint.keep", "checkpoint.resume", "checkpoint.anyway"),
-        "a sweep saves the state of its runs by itself",
-    ),
-    "train.validation_split": "all runs are compared on the same samples",
-    "train.fold": "use --folds",
-    "run_eagerly": "it is for debugging a single run",
-    **dict.fromkeys(
-        ("logging.tensorboard", "logging.mlflow", "logging.wandb", "logging.metrics_file"),
-        "runs of a sweep log to its folder",
-    ),
-    "logging.profile": "it is about one run's steps",
-    **dict.fromkeys(("model.function", "model.digest"), "a sweep has one function"),
-    "model.arguments": "name an argument of the function itself, such as units=32,64",
-    **dict.fromkeys(
-        ("out", "name", "verbose", "progress", "log_format", "fast_dev_run", "debug"),
-        "it is about the sweep, not about a run",
-    ),
-}
 # Parameters of the user's function by name.
 _ARGUMENTS = "model.arguments"
-# Fields that do not decide results: a sweep may go on with others.
-_INDIFFERENT = (
-    *(
-        "out",
-        "verbose",
-        "progress",
-        "log_format",
-        "debug",
-        "report",
-        "share_gpu",
-        "gpu_select",
-        "comm",
-        "bucket_mb",
-        "comm_dtype",
-        "seed",
-    ),
-    *("shard_optimizer", "shard_weights", "mesh", "stages", "microbatches"),
-    *("data.device_mb", "cuda_graph", "steps_per_execution", "checkpoint", "logging", "stall_warning", "stall_timeout"),
-)
 # Forms that --random takes and a grid does not.
 _RANGE = re.compile(r"[^=]+=\s*(log:)?[-+.\deE]+\.\.[-+.\deE]+")
 _DEFAULT_METRIC = {"multiclass": "val_accuracy", "binary": "val_accuracy", "regression": "val_mae"}
@@ -391,12 +337,12 @@ def field_path(name: str, config: Config) -> str:
     matches = matches or [leaf for leaf in all_leaves if _short(leaf) == name]
     if not matches:
         get = (lambda leaf: leaf.path) if "." in name else _short
-        names = {get(leaf) for leaf in all_leaves if leaf.path not in _FIXED}
+        names = {get(leaf) for leaf in all_leaves if leaf.sweeps_refuse is None}
         raise ConfigError(f"unknown field {name!r}{suggest(name, [*parameters, *sorted(names)])}")
     if len(matches) > 1:
         raise ConfigError(f"field {name!r}: write {' or '.join(leaf.path for leaf in matches)}")
-    if matches[0].path in _FIXED:
-        raise ConfigError(f"field {name!r} cannot be swept: {_FIXED[matches[0].path]}")
+    if matches[0].sweeps_refuse is not None:
+        raise ConfigError(f"field {name!r} cannot be swept: {matches[0].sweeps_refuse}")
     return matches[0].path
 
 
@@ -419,17 +365,13 @@ def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
 
 
 def _deciding(config: Config, swept: Collection[str]) -> dict[str, Any]:
-    tree = to_dict(config)
-    for path in (*_INDIFFERENT, "train.epochs"):  # indifferent, or compared separately
-        *sections, key = path.split(".")
-        place = tree
-        for section in sections:
-            place = place[section]
-        del place[key]
+    # Apart from what is compared separately. All sweeps have the fields outside of sections.
+    ignored = [*(leaf.path for leaf in leaves() if leaf.sweep_ignores), "train.epochs"]
+    tree = without(without_later(to_dict(config)), ignored)
     stops = config.train.early_stopping is not None or "train.early_stopping" in swept
     if stops or follows_training(config) or {"optimizer.schedule", "pruning.sparsity"} & set(swept):
         tree["train"]["epochs"] = config.train.epochs  # a larger number would change the earlier epochs
-    return without_later(tree)
+    return tree
 
 
 def _place(ranks: Communicator, config: Config, data: LoadedData, stack: ExitStack) -> Path:

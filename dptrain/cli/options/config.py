@@ -8,7 +8,7 @@ import copy
 import csv
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
@@ -160,9 +160,25 @@ OptionalPositive = Annotated[Positive | None, Before(_none_word)]
 OptionalNonnegative = Annotated[Annotated[float, Interval(ge=0)] | None, Before(_none_word)]
 
 
-def _field(default: Any, text: str, flag: str | None = None, alone: str | None = None) -> Any:
-    """A field with its help, its short flag without dashes, and the value of a flag `alone` (None: it needs one)."""
-    metadata = {"help": text, "flag": flag, "alone": alone}
+# What is true of all fields of a section that do not say otherwise; see `Leaf`.
+_OF_SECTION: dict[str, dict[str, Any]] = {
+    "data": {"sweeps_refuse": "a sweep has one data set"},
+    "model": {"decides": True, "shown_in": ("doctor", "explain")},
+    "optimizer": {"decides": True, "shown_in": ("explain",)},
+    "train": {"decides": True},
+    "checkpoint": {"about_job": True, "sweeps_refuse": "a sweep saves the state of its runs by itself"},
+    "logging": {"about_job": True, "sweeps_refuse": "runs of a sweep log to its folder"},
+}
+# Why runs of a sweep cannot differ in a field.
+_SAME = "it is the same for all runs of a sweep"
+_ONE_DEVICE = "a run of a sweep has one device"
+_NO_RESULT = "it changes no result"
+_ABOUT_SWEEP = "it is about the sweep, not about a run"
+
+
+def _field(default: Any, text: str, flag: str | None = None, alone: str | None = None, **facts: Any) -> Any:
+    """A field with its help, short flag without dashes, the value of a flag `alone`, and other `facts` of `Leaf`."""
+    metadata = {"help": text, "flag": flag, "alone": alone, **facts}
     if isinstance(default, dict):
         return dataclasses.field(default_factory=dict, metadata=metadata)
     return dataclasses.field(default=default, metadata=metadata)
@@ -178,21 +194,28 @@ class DataConfig(Checked):
         "a folder with one folder of pictures (DIR, or images:DIR) or texts (.txt) per class; or shards of any total "
         "size: a glob, range, folder or address of .parquet, .tar, .npy or .bin files",
         "data",
+        shown_in=("doctor", "explain"),
     )
     dir: Annotated[str | None, Before(_none_word)] = _field(
-        None, "folder with the files of a named data set", "data-dir"
+        None, "folder with the files of a named data set", "data-dir", about_job=True, sweep_ignores=False
     )
     sharding: Literal["global", "static"] = _field(
         "global",
         "global: one copy of the data per node, one permutation; static: each rank keeps its share of the rows",
         "sharding",
+        sweeps_refuse="a run has all samples",
     )
     max_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(
         DEFAULT_MAX_BYTES,
         "refuse larger arrays, in bytes; keep at most this much of decoded pictures in memory per node",
+        about_job=True,
+        sweep_ignores=False,
     )
     target: Annotated[str | None, Before(_none_word)] = _field(
-        None, "a table's column to predict; for an .npy file, the file with the targets", "target"
+        None,
+        "a table's column to predict; for an .npy file, the file with the targets",
+        "target",
+        shown_in=("doctor", "explain"),
     )
     columns: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "a table's columns to predict from, comma-separated; default: all but the target", "columns"
@@ -213,6 +236,7 @@ class DataConfig(Checked):
         "a table's columns of dates, as days since 1970, month, day and weekday, comma-separated; also with a format: "
         "sold=%d.%m.%Y",
         "dates",
+        later=True,
     )
     text: Annotated[tuple[str, ...], Before(_names)] = _field(
         (), "a table's columns to treat as texts, by their words, comma-separated", "text"
@@ -241,19 +265,23 @@ class DataConfig(Checked):
         "words of a table that stand for a missing value, comma-separated; default means NA, N/A, NULL, NaN, None and "
         "others, see docs/data.md: default,? adds one",
         "na",
+        later=True,
     )
     decimal: Literal["auto", "point", "comma"] = _field(
-        "auto", "decimal mark of a table's numbers; comma: 1.234,5 is 1234.5", "decimal"
+        "auto", "decimal mark of a table's numbers; comma: 1.234,5 is 1234.5", "decimal", later=True
     )
-    rare: OptionalPositiveInt = _field(None, "join a table's categories of fewer rows than this into one", "rare")
+    rare: OptionalPositiveInt = _field(
+        None, "join a table's categories of fewer rows than this into one", "rare", later=True
+    )
     repair_header: bool = _field(
-        False, "name columns of a table without a name, or with another's, by their place", "repair-header"
+        False, "name columns of a table without a name, or with another's, by their place", "repair-header", later=True
     )
     auto: bool = _field(
         False,
         "decide what could be meant in two ways in a table, and say what was decided: dates, identifiers, missing "
         "values, rare categories",
         "auto",
+        later=True,
     )
     test_data: Annotated[str | None, Before(_none_word)] = _field(
         None, "a table or shards to use as test part; default: a part of the table, or the last shards", "test-data"
@@ -278,17 +306,24 @@ class DataConfig(Checked):
         None, "classes, or size of the vocabulary, of shards; default: by the first samples", "classes"
     )
     cache_bytes: Annotated[int, Interval(ge=1, lt=2**63)] = _field(
-        DEFAULT_CACHE_BYTES, "keep at most this much of remote and converted shards on each node's disk"
+        DEFAULT_CACHE_BYTES,
+        "keep at most this much of remote and converted shards on each node's disk",
+        about_job=True,
+        sweep_ignores=False,
     )
     cache_dir: Annotated[str | None, Before(_none_word)] = _field(
-        None, "folder of these copies; default: in the cache folder of dptrain"
+        None, "folder of these copies; default: in the cache folder of dptrain", about_job=True, sweep_ignores=False
     )
     follow_links: bool = _field(False, "follow links to pictures outside their folder", "follow-links")
     task: Annotated[Literal["multiclass", "binary", "regression"] | None, Before(_none_word)] = _field(
         None, "multiclass, binary or regression; default: inferred from the target", "task"
     )
     device_mb: Annotated[Megabytes | None, Before(_none_word)] = _field(
-        None, "MB (10^6 bytes) of a GPU's memory for samples; larger sets are streamed; none: all that is free"
+        None,
+        "MB (10^6 bytes) of a GPU's memory for samples; larger sets are streamed; none: all that is free",
+        of_compile=True,
+        sweeps_refuse=_SAME,
+        about_job=True,
     )
 
 
@@ -319,12 +354,18 @@ class ModelConfig(Checked):
         None,
         "build the model with your function, file.py:build_model or package.module:build_model; runs its code",
         "model",
+        sweeps_refuse="a sweep has one function",
+        later=True,
     )
     arguments: Annotated[dict[str, Any], Before(_model_arguments)] = _field(
-        {}, "an argument of that function; can be repeated", "model-arg"
+        {},
+        "an argument of that function; can be repeated",
+        "model-arg",
+        sweeps_refuse="name an argument of the function itself, such as units=32,64",
+        later=True,
     )
     digest: Annotated[str | None, Before(_none_word)] = _field(
-        None, "SHA-256 of the function's file, recorded by a run"
+        None, "SHA-256 of the function's file, recorded by a run", sweeps_refuse="a sweep has one function", later=True
     )
 
 
@@ -347,7 +388,7 @@ class OptimizerConfig(Checked):
         "rmsprop",
         "schedulefreeadamw",
         "sgd",
-    ] = _field("adam", "update rule", "optimizer")
+    ] = _field("adam", "update rule", "optimizer", shown_in=("doctor", "explain"))
     learning_rate: OptionalPositive = _field(
         None,
         "step size; the optimizer's own default if not set (sgd: 0.01, schedulefreeadamw: 0.0025, else 0.001)",
@@ -359,6 +400,7 @@ class OptimizerConfig(Checked):
         "exponential, "
         "step:every=2epochs,factor=0.5, cosine_restarts, constant:warmup=5%",
         "schedule",
+        later=True,
     )
     beta_1: OptionalRate = _field(None, "adam and its relatives, lion: decay of the first moment; 0.9 if not set")
     beta_2: OptionalRate = _field(
@@ -431,8 +473,12 @@ class PruningConfig(Checked):
 class TrainConfig(Checked):
     """How long to train, and in which batches."""
 
-    batch_size: PositiveInt = _field(128, "samples per global batch, over all ranks together", "batch-size")
-    epochs: Annotated[int, Interval(ge=0, le=_MAX_COUNT)] = _field(5, "passes through the data", "epochs")
+    batch_size: PositiveInt = _field(
+        128, "samples per global batch, over all ranks together", "batch-size", shown_in=("doctor", "explain")
+    )
+    epochs: Annotated[int, Interval(ge=0, le=_MAX_COUNT)] = _field(
+        5, "passes through the data", "epochs", decides=False
+    )
     steps_per_epoch: OptionalPositiveInt = _field(None, "end an epoch after this many steps", "steps-per-epoch")
     drop_last: bool = _field(False, "drop the last batch if it is not full", "drop-last")
     shuffle: bool = _field(True, "a new order of the samples every epoch")
@@ -440,31 +486,41 @@ class TrainConfig(Checked):
         False,
         "the same bits on any number of ranks; splits batches into 8 shards unless train.shards_per_batch is set",
         "reproducible",
+        decides=False,
     )
     shards_per_batch: OptionalPositiveInt = _field(
         None, "split global batches into this many shards and add their sums in a fixed tree; none: one shard per rank"
     )
     on_nonfinite: Literal["stop", "skip", "ignore"] = _field(
-        "stop", "at a non-finite loss or parameter, stop; or skip steps with non-finite gradients", "on-nonfinite"
+        "stop",
+        "at a non-finite loss or parameter, stop; or skip steps with non-finite gradients",
+        "on-nonfinite",
+        shown_in=("explain",),
     )
     skip_outliers: OptionalPositive = _field(
         None,
         "skip steps whose gradient norm exceeds its running mean by this many standard deviations",
         "skip-outliers",
+        shown_in=("explain",),
     )
     validation_split: Rate = _field(
         0.0,
         "validate on this fraction of the training samples, drawn within each class; the test part is then evaluated "
         "only once, at the end",
         "validation-split",
+        sweeps_refuse="all runs are compared on the same samples",
     )
     fold: Annotated[str | None, Before(_fold)] = _field(
-        None, "2/5: validate on the second of five parts of the training samples and train on the others", "fold"
+        None,
+        "2/5: validate on the second of five parts of the training samples and train on the others",
+        "fold",
+        sweeps_refuse="use --folds",
     )
     loss: Annotated[str | None, Before(_loss)] = _field(
         None,
         "such as mae or huber, which also sets the task; default: mse for numbers, crossentropy for classes",
         "loss",
+        later=True,
     )
     class_weight: Annotated[Literal["balanced"] | None, Before(_none_word)] = _field(
         None, "balanced: give all classes the same weight in the loss, however few samples they have", "class-weight"
@@ -475,14 +531,22 @@ class TrainConfig(Checked):
         "weights",
         "early-stopping",
         alone="3",
+        later=True,
     )
     monitor: str = _field(
         "val_loss",
         "metric of early stopping and of best.keras; NAME:max or NAME:min for a metric of unknown direction",
         "monitor",
+        later=True,
     )
     digest_every: OptionalCount = _field(
-        None, "compare the ranks' states every N steps, 0: never; 100 if not set", "digest-every"
+        None,
+        "compare the ranks' states every N steps, 0: never; 100 if not set",
+        "digest-every",
+        sweeps_refuse=_NO_RESULT,
+        about_job=True,
+        sweep_ignores=False,
+        decides=False,
     )
 
 
@@ -536,6 +600,7 @@ class LoggingConfig(Checked):
         "for ui.perfetto.dev",
         "profile",
         alone="20",
+        sweeps_refuse="it is about one run's steps",
     )
 
 
@@ -550,115 +615,248 @@ class Config(Checked):
     pruning: PruningConfig = dataclasses.field(default_factory=PruningConfig)
     checkpoint: CheckpointConfig = dataclasses.field(default_factory=CheckpointConfig)
     logging: LoggingConfig = dataclasses.field(default_factory=LoggingConfig)
-    seed: Annotated[int, Interval(ge=0, lt=2**63)] = _field(0, "seed of initial weights, shuffling and dropout", "seed")
+    seed: Annotated[int, Interval(ge=0, lt=2**63)] = _field(
+        0,
+        "seed of initial weights, shuffling and dropout",
+        "seed",
+        sweeps_refuse="use --seeds",
+        sweep_ignores=True,
+        decides=True,
+    )
     device: Literal["auto", "cpu", "cuda"] = _field(
-        "auto", "where to compute; auto: a GPU if every rank can use one, else the CPU", "device"
+        "auto",
+        "where to compute; auto: a GPU if every rank can use one, else the CPU",
+        "device",
+        sweeps_refuse=_SAME,
+        shown_in=("doctor", "explain", "predict"),
+        of_device=True,
     )
     comm: Literal["host", "cuda-aware", "nccl", "auto"] = _field(
         "host",
         "how ranks send: host: MPI, through host memory; cuda-aware: MPI, from GPU memory; nccl: GPU to GPU, with the "
         "extra 'nccl'; auto: nccl if available, else cuda-aware, else host",
         "comm",
+        of_compile=True,
+        sweeps_refuse=_SAME,
+        about_job=True,
+        shown_in=("doctor",),
     )
     bucket_mb: Megabytes = _field(
         DEFAULT_BUCKET_MB,
         "send gradients in messages of this many MB (10^6 bytes) during the backward pass",
         "bucket-mb",
+        of_compile=True,
+        sweeps_refuse=_SAME,
+        about_job=True,
+        shown_in=("doctor", "explain"),
     )
     comm_dtype: Annotated[Literal["bfloat16", "float16"] | None, Before(_none_word)] = _field(
         None,
         "bfloat16 or float16: ranks round gradients to this type before they are summed, halving the bytes sent",
         "comm-dtype",
+        of_compile=True,
+        sweeps_refuse=_SAME,
+        sweep_ignores=True,
+        shown_in=("explain",),
+        decides=True,
+        later=True,
     )
     shard_optimizer: bool = _field(
         False,
         "each rank keeps its part of the optimizer's slots and gathers the other new weights (ZeRO-1)",
         "shard-optimizer",
+        of_compile=True,
+        sweeps_refuse=_ONE_DEVICE,
+        sweep_ignores=True,
     )
     shard_weights: bool = _field(
         False,
         "each rank keeps its part of weights and slots, and gathers a layer's weights when it needs them (FSDP)",
         "shard-weights",
+        of_compile=True,
+        sweeps_refuse=_ONE_DEVICE,
+        sweep_ignores=True,
     )
     mesh: Annotated[str | None, Before(_mesh)] = _field(
         None,
         "batch=2,model=2: arrange four ranks in a grid; rows are divided along batch, weights of pairs of layers "
         "along the other axis, by columns and by rows",
         "mesh",
+        sweeps_refuse=_ONE_DEVICE,
+        sweep_ignores=True,
     )
     stages: PositiveInt = _field(
         1,
         "split the layers into this many stages of about equal memory, each on its own rank; more ranks are replicas",
         "stages",
+        of_compile=True,
+        sweeps_refuse=_ONE_DEVICE,
+        sweep_ignores=True,
     )
     microbatches: Annotated[PositiveInt | None, Before(_none_word)] = _field(
-        None, "split batches into this many microbatches for the stages; none: about four per stage", "microbatches"
+        None,
+        "split batches into this many microbatches for the stages; none: about four per stage",
+        "microbatches",
+        of_compile=True,
+        sweeps_refuse=_ONE_DEVICE,
+        sweep_ignores=True,
     )
-    share_gpu: bool = _field(False, "let several ranks use one GPU", "share-gpu")
+    share_gpu: bool = _field(
+        False,
+        "let several ranks use one GPU",
+        "share-gpu",
+        sweeps_refuse=_SAME,
+        about_job=True,
+        shown_in=("doctor", "predict"),
+        of_device=True,
+    )
     gpu_select: Literal["mask", "index"] = _field(
-        "mask", "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES unchanged", "gpu-select"
+        "mask",
+        "mask: each rank sees only its own GPU; index: leave CUDA_VISIBLE_DEVICES unchanged",
+        "gpu-select",
+        sweeps_refuse=_SAME,
+        about_job=True,
+        shown_in=("doctor", "predict"),
+        of_device=True,
     )
     dtype: Literal["float32", "float64", "mixed_bfloat16", "mixed_float16", "bfloat16", "float16"] = _field(
-        "float32", "type of parameters and activations, or a policy of Keras'; float64 only on the CPU"
+        "float32",
+        "type of parameters and activations, or a policy of Keras'; float64 only on the CPU",
+        shown_in=("doctor", "explain"),
+        decides=True,
+        of_device=True,
     )
     precision: Literal["float32", "tf32"] = _field(
         "float32",
         "precision of a GPU's matrix products; tf32: tensor cores, factors rounded to 10 bits of mantissa",
         "precision",
+        shown_in=("doctor", "explain", "predict"),
+        decides=True,
+        of_device=True,
     )
     gemm: Literal["dptrain", "cublaslt", "auto"] = _field(
         "dptrain",
         "kernels for a GPU's matrix products; cublaslt needs the extra 'cublaslt'; auto: whichever was measured faster",
         "gemm",
+        shown_in=("doctor", "explain", "predict"),
+        decides=True,
+        of_device=True,
     )
     conv: Literal["dptrain", "cudnn", "auto"] = _field(
-        "dptrain", "kernels for a GPU's convolutions; cudnn needs the extra 'cudnn'; auto: as --gemm", "conv"
+        "dptrain",
+        "kernels for a GPU's convolutions; cudnn needs the extra 'cudnn'; auto: as --gemm",
+        "conv",
+        shown_in=("doctor", "explain", "predict"),
+        decides=True,
+        later=True,
+        of_device=True,
     )
     jit_compile: Annotated[Literal["auto"] | bool, Before(_on_or_off)] = _field(
-        "auto", "auto, on or off: compile the CPU's steps; auto: if there is a C++ compiler", "jit-compile"
+        "auto",
+        "auto, on or off: compile the CPU's steps; auto: if there is a C++ compiler",
+        "jit-compile",
+        sweeps_refuse=_SAME,
+        shown_in=("doctor", "predict"),
+        of_device=True,
     )
-    cuda_graph: bool = _field(True, "replay a GPU's steps as CUDA graphs", "cuda-graph")
-    run_eagerly: bool = _field(False, "run steps op by op, to debug", "run-eagerly")
+    cuda_graph: bool = _field(
+        True,
+        "replay a GPU's steps as CUDA graphs",
+        "cuda-graph",
+        sweeps_refuse=_NO_RESULT,
+        about_job=True,
+        shown_in=("doctor",),
+        of_device=True,
+    )
+    run_eagerly: bool = _field(
+        False,
+        "run steps op by op, to debug",
+        "run-eagerly",
+        of_compile=True,
+        sweeps_refuse="it is for debugging a single run",
+    )
     steps_per_execution: Annotated[Literal["auto"] | PositiveInt, Before(_number)] = _field(
-        "auto", "steps per call from the host; auto: as many as take a few hundredths of a second"
+        "auto",
+        "steps per call from the host; auto: as many as take a few hundredths of a second",
+        of_compile=True,
+        sweeps_refuse=_NO_RESULT,
+        about_job=True,
     )
     stall_warning: OptionalNonnegative = _field(
         None,
         "warn after ranks have waited for another for this many seconds, 0: never; default 60",
         "stall-warning",
+        sweeps_refuse=_NO_RESULT,
+        about_job=True,
     )
     stall_timeout: OptionalNonnegative = _field(
         None,
         "end the job after ranks have waited for another for this many seconds, 0: never; default 300. Four times as "
         "long while a rank starts, compiles, evaluates or saves",
         "stall-timeout",
+        sweeps_refuse=_NO_RESULT,
+        about_job=True,
+        shown_in=("predict",),
     )
     out: Annotated[str | None, Before(_none_word)] = _field(
-        None, "run directory; runs/<date-time>-<name> if not set", "out"
+        None, "run directory; runs/<date-time>-<name> if not set", "out", sweeps_refuse=_ABOUT_SWEEP, about_job=True
     )
-    name: Annotated[str | None, Before(_none_word)] = _field(None, "name of the run; the data set's if not set", "name")
+    name: Annotated[str | None, Before(_none_word)] = _field(
+        None,
+        "name of the run; the data set's if not set",
+        "name",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
+        sweep_ignores=False,
+    )
     verbose: Annotated[
         Literal[0, 1, 2] | None,
         Before(lambda v: int(v) if isinstance(v, str) and v.isdigit() else _none_word(v)),
-    ] = _field(None, "0: print nothing; 1, 2: Keras' numbers for --progress live, lines", "verbose")
+    ] = _field(
+        None,
+        "0: print nothing; 1, 2: Keras' numbers for --progress live, lines",
+        "verbose",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
+    )
     progress: Literal["auto", "live", "lines", "none"] = _field(
-        "auto", "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines", "progress"
+        "auto",
+        "progress of epochs and runs; auto: live on a terminal, also behind mpirun, else lines",
+        "progress",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
     )
     log_format: Literal["auto", "text", "json", "plain"] = _field(
         "auto",
         "lines of a training's output: text: time in UTC, rank, message; json: an object each; auto: text in a file, "
         "else plain",
         "log-format",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
     )
     report: bool = _field(
         True,
         "write report.html, a page about the model's quality on held-out samples or about a sweep, at the end",
         "report",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
     )
     fast_dev_run: bool = _field(
-        False, "run two steps and a small evaluation, to check that everything works", "fast-dev-run"
+        False,
+        "run two steps and a small evaluation, to check that everything works",
+        "fast-dev-run",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
+        sweep_ignores=False,
     )
-    debug: bool = _field(False, "show tracebacks", "debug")
+    debug: bool = _field(
+        False,
+        "show tracebacks",
+        "debug",
+        sweeps_refuse=_ABOUT_SWEEP,
+        about_job=True,
+        shown_in=("doctor", "explain", "predict"),
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -674,6 +872,18 @@ class Leaf:
     alone: str | None  # value of the flag without one; None where it needs one
     is_gathered: bool  # a flag that is repeated adds to its list
     choices: tuple[str, ...]  # allowed words; empty for other types
+    about_job: bool  # whether it changes no result, so that `runs` need not tell it
+    decides: bool  # whether it must stay as it is when a training resumes
+    later: bool  # whether earlier versions lack it: files leave it out while it has its default
+    sweeps_refuse: str | None  # why runs of a sweep cannot differ in it
+    sweep_ignores: bool  # whether a sweep goes on with another value
+    of_device: bool  # whether it is a keyword of `open_backend`
+    of_compile: bool  # whether it is another keyword of `Model.compile`
+    shown_in: tuple[str, ...]  # commands whose help lists it: doctor, explain; predict stands for all that use a model
+
+
+# Names of the sections of a configuration.
+_SECTIONS = tuple(name for name, value in vars(Config()).items() if dataclasses.is_dataclass(value))
 
 
 def leaves() -> Iterator[Leaf]:
@@ -700,13 +910,28 @@ def _leaves(section: Any, prefix: str) -> Iterator[Leaf]:
                 "true" if is_flag else metadata["alone"],
                 prefix == "data." and isinstance(value, tuple),
                 words,
+                **_facts(prefix, metadata),
             )
+
+
+def _facts(prefix: str, metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a field says, its section says for it, or is true of most fields."""
+    facts: dict[str, Any] = dict.fromkeys(("about_job", "decides", "later", "of_device", "of_compile"), False)
+    facts |= {"sweeps_refuse": None, "shown_in": (), **_OF_SECTION.get(prefix.rstrip("."), {})}
+    facts |= {name: value for name, value in metadata.items() if name not in ("help", "flag", "alone")}
+    return {"sweep_ignores": facts["about_job"], **facts}
 
 
 def device_options(config: Config) -> dict[str, Any]:
     """Return the device's keywords of `Model.compile` and `open_backend`."""
-    names = ("device", "dtype", "share_gpu", "gpu_select", "precision", "gemm", "conv", "jit_compile", "cuda_graph")
-    return {name: getattr(config, name) for name in names}
+    return {leaf.path: getattr(config, leaf.path) for leaf in leaves() if leaf.of_device}
+
+
+def compile_options(config: Config) -> dict[str, Any]:
+    """Return the keywords of `Model.compile`, apart from optimizer, loss and metrics."""
+    tree = to_dict(config)
+    options = {leaf.path.rpartition(".")[2]: at(tree, leaf.path) for leaf in leaves() if leaf.of_compile}
+    return options | {"shards_per_batch": fixed_shards(config), **device_options(config)}
 
 
 def health_options(config: Config) -> dict[str, Any]:
@@ -739,21 +964,10 @@ def verbosity(config: Config) -> str | int:
     return number
 
 
-# Fields that checkpoints and sweeps of earlier versions lack: omitted if they have no effect.
-_LATER: dict[str, dict[str, Any]] = {
-    "data": {"dates": [], "na": ["default"], "decimal": "auto", "rare": None, "repair_header": False, "auto": False},
-    "model": {"function": None, "arguments": {}, "digest": None},
-    "optimizer": {"schedule": None},
-    "train": {"loss": None, "early_stopping": None, "monitor": "val_loss"},
-}
-
-
 def deciding(config: Config) -> dict[str, Any]:
     """Return, by path, the settings that must not change when a training resumes."""
-    tree = without_later(to_dict(config))
-    decisive: dict[str, Any] = {section: tree[section] for section in ("model", "optimizer", "train")}
-    for name in ("epochs", "digest_every", "reproducible"):
-        del decisive["train"][name]
+    tree = without_later(to_dict(config), sections_only=False)
+    decisive = without(tree, [leaf.path for leaf in leaves() if not leaf.decides])
     if config.train.early_stopping is None:
         decisive["train"].pop("monitor", None)  # affects only best.keras
     if config.pruning.sparsity is not None:
@@ -761,20 +975,36 @@ def deciding(config: Config) -> dict[str, Any]:
     if follows_training(config):
         decisive["train"]["epochs"] = config.train.epochs
     decisive["train"]["shards_per_batch"] = fixed_shards(config)
-    later = [name for name, default in (("comm_dtype", None), ("conv", "dptrain")) if getattr(config, name) != default]
-    names = ("seed", "dtype", "precision", "gemm", *later)
-    return decisive | {name: tree[name] for name in names}
+    return decisive
 
 
-def without_later(tree: dict[str, Any]) -> dict[str, Any]:
-    """Return a configuration tree without unset fields of later versions."""
-    for section, fields in _LATER.items():
-        for name, default in fields.items():
-            if tree[section][name] == default:
-                del tree[section][name]
-    if tree["pruning"] == to_dict(Config())["pruning"]:
-        del tree["pruning"]
-    return tree
+def without(tree: Mapping[str, Any], paths: Collection[str], prefix: str = "") -> dict[str, Any]:
+    """Return a configuration tree without the fields at these paths, and without sections that have no other."""
+    kept = {}
+    for name, value in tree.items():
+        if isinstance(value, dict) and f"{prefix}{name}" in _SECTIONS:
+            value = without(value, paths, f"{name}.")
+            if not value:
+                continue
+        if f"{prefix}{name}" not in paths:
+            kept[name] = value
+    return kept
+
+
+def without_later(tree: dict[str, Any], *, sections_only: bool = True) -> dict[str, Any]:
+    """Return a configuration tree without unset fields of later versions, by default only those in sections."""
+    defaults = to_dict(Config())
+    later = [leaf.path for leaf in leaves() if leaf.later and at(tree, leaf.path) == at(defaults, leaf.path)]
+    unset = [path for path in later if "." in path or not sections_only]
+    return without(tree, [*unset, *(["pruning"] if tree["pruning"] == defaults["pruning"] else [])])
+
+
+def at(tree: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path of a configuration tree."""
+    value: Any = tree
+    for name in path.split("."):
+        value = value[name]
+    return value
 
 
 def follows_training(config: Config) -> bool:

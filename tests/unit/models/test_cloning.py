@@ -1,5 +1,7 @@
 """Copies of models: the same layers, weights of their own."""
 
+import inspect
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -114,11 +116,43 @@ def test_a_clone_is_compiled_as_the_model_is():
     assert not clone_model(sequential()).compiled
 
 
-@pytest.mark.parametrize("options", [{"shards_per_batch": 3}, {"comm_dtype": "bfloat16", "bucket_mb": 2.0}])
-def test_a_clone_adds_up_as_the_model_does(options):
-    model = sequential()
+# Another value of each option of `compile`, and what it needs beside it.
+OTHERS = {
+    "loss_weights": {"loss_weights": 0.5},
+    "weighted_metrics": {"weighted_metrics": ["mae"]},
+    "run_eagerly": {"run_eagerly": True},
+    "steps_per_execution": {"steps_per_execution": 3},
+    "jit_compile": {"jit_compile": False},
+    "auto_scale_loss": {"auto_scale_loss": False, "dtype": "mixed_float16"},
+    "device": {"device": "cpu"},
+    "dtype": {"dtype": "mixed_bfloat16"},
+    "share_gpu": {"share_gpu": True},
+    "comm": {"comm": "auto"},
+    "bucket_mb": {"bucket_mb": 2.0},
+    "device_mb": {"device_mb": 3.0},
+    "gpu_select": {"gpu_select": "index"},
+    "precision": {"precision": "tf32"},
+    "gemm": {"gemm": "auto"},
+    "conv": {"conv": "auto"},
+    "cuda_graph": {"cuda_graph": False},
+    "shards_per_batch": {"shards_per_batch": 3},
+    "comm_dtype": {"comm_dtype": "bfloat16"},
+    "shard_optimizer": {"shard_optimizer": True},
+    "shard_weights": {"shard_weights": True},
+    "stages": {"stages": 2},
+    "microbatches": {"microbatches": 3, "stages": 2},
+}
+
+
+@pytest.mark.parametrize("option", [*inspect.signature(keras.Model.compile).parameters][1:])
+def test_a_clone_has_every_option_of_compile(option):
+    if option in ("optimizer", "loss", "metrics"):  # which are made anew: the test above
+        return
+    options, model = OTHERS[option], sequential()
     model.compile("sgd", "mse", **options)
-    arguments = clone_model(model)._compile_arguments
+    clone = clone_model(model)
+    assert type(clone.optimizer) is type(model.optimizer)
+    arguments = clone._compile_arguments
     assert {name: arguments[name] for name in options} == options
 
 
