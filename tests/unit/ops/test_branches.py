@@ -178,8 +178,7 @@ def test_a_loop_in_a_branch_that_is_not_taken_has_no_step(monkeypatch, content, 
     """Nor where all branches are computed: there it might never end."""
 
     def numbers():
-        for number in range(1000):
-            yield number
+        yield from range(1000)
         raise AssertionError("the loop does not end")
 
     monkeypatch.setattr(loops, "count", numbers)
