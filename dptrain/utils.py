@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dptrain import ops
+from dptrain.batches.packing import PackedSequences, pack_sequences
 from dptrain.batches.picture_dataset import image_dataset_from_directory
 from dptrain.batches.py_dataset import PyDataset
 from dptrain.batches.sampling import fix_shards
@@ -46,6 +47,7 @@ Sequence = PyDataset
 __all__ = [
     "CustomObjectScope",
     "FeatureSpace",
+    "PackedSequences",
     "Progbar",
     "PyDataset",
     "Sequence",
@@ -73,6 +75,7 @@ __all__ = [
     "load_img",
     "model_to_dot",
     "normalize",
+    "pack_sequences",
     "pack_x_y_sample_weight",
     "pad_sequences",
     "plot_model",

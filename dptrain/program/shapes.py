@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from dptrain.errors import ConfigError
 from dptrain.program.context import TRACE
-from dptrain.program.dims import Dim, is_number, number_of, read
+from dptrain.program.dims import Dim, counts_rows, is_number, number_of, read
 
 # Numbers and dims; schemas of attributes treat dims as numbers.
 if TYPE_CHECKING:
@@ -27,8 +27,11 @@ def without_rows(shape: Iterable[Any]) -> tuple[int | None, ...]:
 
 
 def differ(a: Any, b: Any) -> bool:
-    """Whether two lengths are known to differ."""
-    return is_number(a) and is_number(b) and bool(a != b)
+    """Whether two lengths are known to differ; bound to numbers, those of two inputs differ if the numbers do."""
+    if not (is_number(a) and is_number(b)) or a == b:
+        return False
+    both_unknown = isinstance(a, Dim) and isinstance(b, Dim) and not (counts_rows(a) or counts_rows(b))
+    return not both_unknown or number_of(a) != number_of(b)
 
 
 def is_open(shape: Iterable[Any]) -> bool:
@@ -118,7 +121,7 @@ def broadcast(*shapes: Shape) -> Shape:
         for shape in shapes:
             n: Any = shape[axis] if len(shape) >= -axis else 1
             if isinstance(n, Dim):
-                fits = dim is None or n == dim or not (is_number(n) and is_number(dim))
+                fits = dim is None or not differ(n, dim)
                 dim = n if dim is None or dim.size is None else dim
             else:
                 fits = length == 1 or n in (1, length)

@@ -314,7 +314,8 @@ def _mask_4d(mask: Any, q: Tensor, k: Tensor) -> Tensor:
     mask_tensor = cast(mask, "bool")
     lengths = (q.shape[0], q.shape[2], q.shape[1], k.shape[1])
     if mask_tensor.ndim > 4 or any(
-        not is_one(n) and n != length for n, length in zip(reversed(mask_tensor.shape), reversed(lengths), strict=False)
+        not is_one(n) and differ(n, length)
+        for n, length in zip(reversed(mask_tensor.shape), reversed(lengths), strict=False)
     ):
         raise ConfigError(f"dot_product_attention: a mask of shape {mask_tensor.shape} for scores of shape {lengths}")
     missing = (1,) * (4 - mask_tensor.ndim)

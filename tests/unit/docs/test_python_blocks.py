@@ -72,7 +72,8 @@ model.compile("adam", "sparse_categorical_crossentropy")
 web, books = ("web/*.bin", "books/*.bin")
 web, books = (dp.utils.ShardedDataset(urls, batch_size=4, sequence_length=16) for urls in (web, books))
 """,
-    ("docs/data.md", 3): """
+    ("docs/data.md", 3): "texts = [rng.integers(0, 50, length) for length in (9, 5, 7)]",
+    ("docs/data.md", 4): """
 pandas.DataFrame({"a": [0.5, 1.5] * 20, "b": [1.5, 0.25, 2.75, 3.5] * 10}).to_csv("new.csv", index=False)
 trained("--data", "new.csv", "--target", "b", "--epochs", "1", "--out", "runs/X")
 """,
@@ -127,7 +128,10 @@ mine.fit(np.ones((8, 3), "float32"), np.ones((8, 1), "float32"), verbose=0)
     ("docs/training.md", 0): "assert build_model((28, 28), 10, units=3).output_shape == (None, 10)",
 }
 INSTEAD = {
-    "docs/data.md": {'"s3://bucket/rows/"': '"rows/"', "epochs=10": "epochs=1", "epochs=3": "epochs=1"},
+    "docs/data.md": {
+        **{'"s3://bucket/rows/"': '"rows/"', "epochs=10": "epochs=1", "epochs=3": "epochs=1"},
+        **{"length=1024": "length=16", "50_257": "50"},
+    },
     "docs/python.md": {
         'dp.datasets.load("fashion-mnist")': "digits",
         "model = dp.from_keras(keras_model)": "",  # with Keras' models: tests/against_keras/test_files.py
