@@ -13,6 +13,7 @@ from tests.unit.callbacks.test_every_callback_resumes import CALLBACKS, EPOCHS, 
 KEPT = {ModelCheckpoint: {"_steps_since_saving", "_last_step"}}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("epochs", [1, EPOCHS])
 @pytest.mark.parametrize("kind", CALLBACKS, ids=lambda kind: kind.__name__)
 def test_a_second_training_is_as_with_a_new_callback(tmp_path, kind, epochs):

@@ -111,6 +111,7 @@ def test_collectives_have_the_bits_of_the_nodes_sums(nodes):
             assert our[1].tobytes() == terms.max(axis=0).tobytes()
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(
     ("nodes", "is_tree"),
     [

@@ -123,6 +123,7 @@ def updated(metric, arguments, cuts=()):
     return np.asarray(metric.result())
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_argument_is_tried(kind):
     """But along which axis classes or numbers are."""
@@ -157,6 +158,7 @@ def test_after_a_reset_other_data_are_as_for_a_new_metric(kind, options, rows):
 OF_VECTORS = {"F1Score", "FBetaScore", "R2Score", "MeanTensor"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize(("kind", "options"), [case for case in CASES if case.values[0].__name__ not in OF_VECTORS])
 def test_sequences_count_as_their_positions(kind, options):
     """Targets, outputs and weights (rows, times, ...), as of a model of tokens."""

@@ -172,6 +172,7 @@ ENDLESS = {
 PASSES = {"as it is": lambda program: program, "branches selected": with_branches_selected, "unrolled": unrolled}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("change", PASSES)
 @pytest.mark.parametrize("content", ENDLESS)
 def test_a_loop_in_a_branch_that_is_not_taken_has_no_step(monkeypatch, content, change):

@@ -35,6 +35,7 @@ def test_compiled_code_computes_what_numpy_does(dtype):
     assert points.wrong(executable.outputs, dtype) == {}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", points.BINARY)
 def test_gradients_in_every_quadrant_by_central_differences(name):
     """Of operands of both signs, and of quotients above and below 1: away from corners and ties."""

@@ -74,6 +74,7 @@ def step(program, grads) -> None:
         variable.assign(value)
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize(("name", "rule"), ALL)
 def test_twenty_steps(name, rule, dtype):
@@ -561,6 +562,7 @@ def test_every_optimizer_is_tested():
 ELSEWHERE = {"exclude_embeddings"}
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_every_option_of_an_optimizer_is_one_of_a_rule(name):
     of_all = inspect.signature(optimizers.Optimizer).parameters.keys()

@@ -178,7 +178,8 @@ class Total(dp.metrics.Metric):
         return self.total.value
 
 
-@pytest.mark.parametrize("axis", [1, 2, (0, 1), (1, 2), None], ids=str)
+@pytest.mark.sample(1)
+@pytest.mark.parametrize("axis", [1, (0, 1), None], ids=str)
 @pytest.mark.parametrize("name", ["sum", "max", "argmax", "any"])
 def test_what_is_reduced_beside_the_loss_is_right(loops, monkeypatch, name, axis):
     """In chunks or whole: a greatest element over positions, say, is no sum of those of chunks."""

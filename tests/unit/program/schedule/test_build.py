@@ -57,6 +57,7 @@ def test_elements_of_random_programs(seed):
     assert check(drawn(seed), seed) > 0
 
 
+@pytest.mark.sample(1)
 @pytest.mark.parametrize("length", [1, 2, 5, 6])
 def test_every_element_of_every_slice_and_of_its_gradient(length):
     """From any place to any other by any step: ends that are those of the axis, or not."""
