@@ -20,9 +20,9 @@ from tests.programs.exact import place_of
 class InterpretedExecutable(CompiledExecutable):
     """As `CompiledExecutable`, kernel by kernel, each of which reads all before it writes anything."""
 
-    def _compiled(self) -> tuple[ctypes.CDLL, list[int]]:
+    def _compiled(self) -> tuple[ctypes.CDLL, Sequence[int], list[int]]:
         self._made: dict[Tensor, Array] = {}  # by the kernel at hand
-        return ctypes.CDLL(None), [0]
+        return ctypes.CDLL(None), (), [0]
 
     def _step(self, part: Any) -> Any:
         return super()._step(part) if isinstance(part, list) else None
