@@ -219,12 +219,12 @@ def test_what_is_wrong_stays_wrong_as_time_passes(job):
 
 @given(jobs, st.sampled_from([0, 60]), st.booleans())
 def test_with_a_limit_of_0_no_wait_ends_a_job_and_none_is_warned_of(job, warning, sees_all):
-    """What is fatal then is a fact, which some seconds show."""
-    early, late = (
-        judge([with_time(observation, since) for observation in job], Limits(warning, 0), sees_all=sees_all)
-        for since in (50.0, 1e9)
+    """What is fatal then is a fact, which some seconds show, as where the limit is far away."""
+    early, late, far = (
+        judge([with_time(observation, since) for observation in job], Limits(warning, timeout), sees_all=sees_all)
+        for since, timeout in ((50.0, 0), (1e9, 0), (50.0, 1e12))
     )
-    assert bool(early and early.fatal) == bool(late and late.fatal)
+    assert bool(early and early.fatal) == bool(late and late.fatal) == bool(far and far.fatal)
     assert early is None or early.fatal
     assert late is None or late.fatal or warning
 
