@@ -314,6 +314,8 @@ def test_outputs_at_the_thresholds(keras):
         metric_of("FBetaScore", average="micro", beta=2.0, threshold=0.6, name="micro"),
         *(metric_of(f"{name}s", thresholds=[0.3, 0.6], name=name) for name in ("TruePositive", "FalseNegative")),
     ]
+    if keras.backend.backend() == "torch":  # PyTorch takes any of equal outputs among the greatest
+        measured = [metric for metric in measured if not getattr(metric(Ours), "top_k", None)]
     compare_metrics(keras, loss_of("BinaryCrossentropy"), "sigmoid", "binary", measured, weighted=False, digits=1)
 
 
