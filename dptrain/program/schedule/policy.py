@@ -1,4 +1,10 @@
-"""What a backend wants of the fuser, as data: all in which the schedules of two backends may differ."""
+"""What a backend wants of the fuser, as data: all in which the schedules of two backends may differ.
+
+`backend/cuda/policy.py` is a GPU's. The CPU still has a fuser of its own (`codegen/fuse.py`). To use this one it needs
+a policy that stores what two nests read (`recomputed` 0) and has no heavy frames; externs for BLAS products and for
+functions of whole arrays; a renderer that binds rows to threads and columns to vectors, and keeps a row's elements
+between passes instead of computing them again. Nests that reduce along rows and over them are new to the fuser then.
+"""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from dptrain.program.codegen.cpp import index_text, length_text
-from dptrain.program.codegen.index_expr import Axis
+from dptrain.program.codegen.index_expr import Axis, IndexExpr
 from dptrain.program.schedule.nest import Nest
 from dptrain.program.schedule.schedule import Schedule
 from dptrain.program.schedule.statements import (
@@ -38,7 +38,7 @@ def printed(schedule: Schedule, names: Mapping[Tensor, str]) -> str:
 
 
 class _NestText:
-    """Text of a nest: values are v1, v2, ..., computed indices %3, %4, ..., and a joined reduction has its name."""
+    """Text of a nest: values are v1, v2, ..., computed indices k3, k4, ..., and a joined reduction has its name."""
 
     def __init__(self, nest: Nest, names: Mapping[Tensor, str]) -> None:
         self._nest, self._names = nest, names
@@ -73,19 +73,19 @@ class _NestText:
             case Join(tensor=tensor, term=term):
                 return [f"{self._name(tensor)} joins {_value(term)}"]
             case Store(tensor=tensor, position=position, value=value):
-                return [f"{self._name(tensor)}[{index_text(position)}] = {_value(value)}"]
+                return [f"{self._name(tensor)}[{_position(position)}] = {_value(value)}"]
             case Row(index=index, tensor=tensor, of=of):
-                return [f"{index.name} = row {_value(of)} of {self._name(tensor.inputs[0])}"]
+                return [f"{_index(index.name)} = row {_value(of)} of {self._name(tensor.inputs[0])}"]
             case Within(index=index, position=position, first=first, step=step):
                 steps = f" / {step}" if step != 1 else ""
-                return [f"{index.name} = ({index_text(position - first)}){steps}"]
+                return [f"{_index(index.name)} = ({_position(position - first)}){steps}"]
             case Tap(index=index, base=base, shift=shift, stride=stride):
-                steps = f"({index_text(base - shift)}) / {stride}" if stride else index_text(base + shift)
-                return [f"{index.name} = {steps}"]
+                steps = f"({_position(base - shift)}) / {stride}" if stride else _position(base + shift)
+                return [f"{_index(index.name)} = {steps}"]
         return [f"{_value(statement.to)} = {self._expression(statement)}"]
 
     def _case(self, case: Case) -> list[str]:
-        tests = " and ".join(f"{guard.index.name} exists" for guard in case.guards if guard.is_test)
+        tests = " and ".join(f"{_index(guard.index.name)} exists" for guard in case.guards if guard.is_test)
         return [f"{_value(case.value)}{f' if {tests}' if tests else ''}:", *_indented(self._block(case.body))]
 
     def _expression(self, statement: Known | Load | At | Compute | Convert | Multiply | Draw | Whole | Total) -> str:
@@ -93,9 +93,9 @@ class _NestText:
             case Known(tensor=tensor):
                 return self._name(tensor) if tensor.counts_rows else str(tensor.value)
             case Load(tensor=tensor, position=position):
-                return f"{self._name(tensor)}[{index_text(position)}]"
+                return f"{self._name(tensor)}[{_position(position)}]"
             case At(position=position):
-                return index_text(position)
+                return _position(position)
             case Compute(tensor=tensor, operands=operands):
                 return f"{_op(tensor)}({', '.join(map(_value, operands))})"
             case Convert(value=value, to_dtype=dtype):
@@ -106,7 +106,7 @@ class _NestText:
                 return f"random bits of {_value(row)}, {_value(feature)} after {_value(count)} draws"
             case Whole(tensor=tensor, positions=positions):
                 whole = ", ".join(map(self._name, tensor.inputs))
-                return f"{_op(tensor)}({whole}) at {', '.join(map(index_text, positions))}"
+                return f"{_op(tensor)}({whole}) at {', '.join(map(_position, positions))}"
             case Total(tensor=tensor):
                 return self._name(tensor)
 
@@ -115,13 +115,21 @@ def _value(value: Value) -> str:
     return f"v{value.number}"
 
 
+def _position(position: IndexExpr) -> str:
+    return _index(index_text(position))
+
+
+def _index(name: str | int) -> str:
+    return str(name).replace("%", "k")
+
+
 def _op(tensor: Tensor) -> str:
     assert tensor.op is not None
     return tensor.op.name
 
 
 def _range(index: Axis) -> str:
-    return f"{index.name} below {'?' if index.length is None else length_text(index.length)}"
+    return f"{_index(index.name)} below {'?' if index.length is None else length_text(index.length)}"
 
 
 def _indented(lines: Iterable[str]) -> list[str]:

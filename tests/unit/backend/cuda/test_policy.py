@@ -209,6 +209,23 @@ def chain(x, length):
     return x
 
 
+@pytest.mark.parametrize(
+    ("of_row", "stored"),
+    [
+        (ops.exp, True),
+        (lambda b: b * 2 + 1, False),
+        (lambda b: ops.reshape(ops.exp(b), (1, 8)), True),
+        (lambda b: ops.exp(ops.ones(8)), False),
+    ],
+    ids=["expensive", "cheap", "a view of what is expensive", "of known numbers"],
+)
+def test_what_is_expensive_is_computed_once_for_many_elements(of_row, stored):
+    schedule = fuse(
+        trace(lambda x, b: {"y": x * of_row(b)}, {"x": ((4, 8), "float32"), "b": ((8,), "float32")}), POLICY
+    )
+    assert len(schedule.nests) == 1 + stored
+
+
 @pytest.mark.parametrize(("length", "stored"), [(64, 1), (65, 1), (66, 2)])
 def test_long_chains_are_cut(length, stored):
     assert len(fuse(trace(lambda x: {"y": chain(x, length)}, {"x": ((4, 6), "float32")}), POLICY).anchors) == stored

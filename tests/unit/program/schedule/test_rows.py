@@ -72,9 +72,9 @@ def test_sums_over_rows_are_added_after_the_last_step():
     assert backward.are_apart
 
 
-def updated(new_value):
+def updated(new_value, shape=(6, 4)):
     """Return whether the nest of a variable's new value may overwrite the old one."""
-    variable = Variable(np.ones((6, 4), np.float32), "w")
+    variable = Variable(np.ones(shape, np.float32), "w")
 
     def step(x):
         variable.assign(new_value(variable.value, x))
@@ -98,3 +98,19 @@ def updated(new_value):
 )
 def test_what_reads_no_other_element_may_overwrite(new_value, allowed):
     assert updated(new_value) == allowed
+
+
+@pytest.mark.parametrize(
+    ("shape", "new_value", "allowed"),
+    [
+        ((), lambda w, x: w + ops.sum(x * w), True),
+        ((4,), lambda w, x: w + ops.sum(x * w, 0), True),
+        ((4,), lambda w, x: w + ops.sum(x * ops.concatenate([w[1:], w[:1]], 0), 0), False),
+        ((6,), lambda w, x: w + ops.sum(x * w[:, None], 1), True),
+        ((6,), lambda w, x: w[::-1] + ops.max(x, 1), False),
+        ((), lambda w, x: ops.sum(ops.max(x * w, 1)), False),
+    ],
+    ids=["a total", "its column", "another column", "its row", "another row", "a number that each row reads"],
+)
+def test_what_reductions_may_overwrite(shape, new_value, allowed):
+    assert updated(new_value, shape) == allowed
