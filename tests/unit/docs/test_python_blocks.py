@@ -137,7 +137,14 @@ INSTEAD = {
         "model = dp.from_keras(keras_model)": "",  # with Keras' models: tests/against_keras/test_files.py
     },
     "docs/serving.md": {"import tritonclient.http": "raise Elsewhere"},  # a running server: tests/e2e/test_serve.py
-    "docs/sweeps.md": {"seeds=range(8)": "seeds=range(2)", "samples=10": "samples=2", "seeds=8": "seeds=2"},
+    "docs/sweeps.md": {
+        "seeds=range(8)": "seeds=range(2)",
+        "samples=10": "samples=2",
+        "[64, 128]": "[2, 4]",
+        "epochs=5": "epochs=1",
+        "seeds=8": "seeds=2",
+        "epochs=15": "epochs=1",
+    },
 }
 NEEDS = {
     "docs/data.md": ("PIL", "pandas", "pyarrow"),
