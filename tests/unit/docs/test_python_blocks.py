@@ -22,8 +22,12 @@ ELSEWHERE = {
     "docs/kernels.md": "tests/e2e/test_kernel_of_ones_own.py",
     "docs/tutorial.md": "tests/e2e/test_tutorial.py",
 }
+# They train by the command line, and sweep.
+LONG = ("docs/data.md", "docs/sweeps.md")
 BLOCKS = [
-    page for page, path in PAGES.items() if "```python\n" in path.read_text(encoding="utf-8") and page not in ELSEWHERE
+    pytest.param(page, marks=pytest.mark.long if page in LONG else ())
+    for page, path in PAGES.items()
+    if "```python\n" in path.read_text(encoding="utf-8") and page not in ELSEWHERE
 ]
 START = """
 import numpy as np
