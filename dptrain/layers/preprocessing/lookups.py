@@ -470,7 +470,7 @@ class _Lookup(Layer):
 
     def _counted(self, rows: Sequence[Sequence[Any]]) -> Tensor:
         """Return rows of different lengths as multi-hot, count or TF-IDF vectors."""
-        numbers = {token: place + self._first_token_index for place, token in enumerate(self._require_vocabulary())}
+        numbers = self._numbers()
         depth = self.max_tokens if self.pad_to_max_tokens else self.vocabulary_size()
         vectors = np.zeros((len(rows), depth or 0), self.compute_dtype)
         for vector, row in zip(vectors, rows, strict=True):
@@ -482,6 +482,22 @@ class _Lookup(Layer):
         elif self.output_mode == "tf_idf":
             vectors[:, : len(self.idf_weights)] *= np.asarray(self.idf_weights)
         return ops.convert_to_tensor(vectors.astype(self.compute_dtype))
+
+    def _padded(self, rows: Sequence[Sequence[Any]], length: int) -> Tensor:
+        """Return the indices of rows of different lengths, cut or padded with those of the mask, with one OOV index."""
+        numbers = self._numbers()
+        indices = np.zeros((len(rows), length), np.int64)
+        for places, row in zip(indices, rows, strict=True):
+            known = [numbers.get(token, self._first_oov_index) for token in row[:length]]
+            places[: len(known)] = known
+        return ops.convert_to_tensor(indices)
+
+    def _numbers(self) -> dict[Any, int]:
+        """Return the index of each token, the mask's among them; -1 for one that vectors leave out."""
+        numbers = {token: place + self._first_token_index for place, token in enumerate(self._require_vocabulary())}
+        if self.mask_token is not None:
+            numbers[self.mask_token] = 0 if self.output_mode == "int" else -1
+        return numbers
 
     def _check_known(self, values: Array, is_known: Array) -> None:
         """Refuse unknown tokens if there is no OOV index."""
@@ -497,7 +513,7 @@ class _Lookup(Layer):
 
     def _look_up(self, inputs: Any) -> Any:
         """Return indices of tokens, or tokens of indices, by NumPy."""
-        tokens = self._require_vocabulary()
+        self._require_vocabulary()
         values = on_host(self, inputs)
         if self.invert:
             table = np.array(self.get_vocabulary(), dtype=object)
@@ -507,10 +523,7 @@ class _Lookup(Layer):
             if self._kind is int:
                 return ops.convert_to_tensor(looked_up.astype(np.int64))
             return text_array([str(token) for token in looked_up.ravel().tolist()], looked_up.shape)
-        numbers = {token: place + self._first_token_index for place, token in enumerate(tokens)}
-        if self.mask_token is not None:
-            numbers[self.mask_token] = 0 if self.output_mode == "int" else -1
-        keys = self._keys(values)
+        numbers, keys = self._numbers(), self._keys(values)
         different, at = np.unique(keys, return_inverse=True)
         is_known = np.array([key in numbers for key in different.tolist()], bool)
         places = np.array([numbers.get(key, 0) for key in different.tolist()], np.int64)

@@ -226,6 +226,9 @@ class TextVectorization(HostLayer):
         length = longest if self.output_sequence_length is None else self.output_sequence_length
         if self.output_mode in ("int", "one_hot"):
             self._require_little_padding(rows, length)
+        if self.output_mode == "int":
+            outputs = self._lookup._padded(rows, length)
+        elif self.output_mode == "one_hot":
             padded = np.full((len(rows), length), "", object)
             for row, tokens in zip(padded, rows, strict=True):
                 row[: len(tokens[:length])] = tokens[:length]

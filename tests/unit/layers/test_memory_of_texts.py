@@ -43,6 +43,18 @@ def vectorized(**options: object) -> np.ndarray:
     return np.asarray(layer(TEXTS))
 
 
+@pytest.mark.parametrize("tokens", [1, 5000])
+def test_indices_of_texts_take_little_more_than_themselves(tokens):
+    """However long a single text is, to which the others are padded."""
+    texts = ["a b"] * 1000 + ["b " * tokens + "c a"]
+    layer = layers.TextVectorization(vocabulary=["b", "a"])
+    with at_most(8 * len(texts) * (tokens + 2) * 5 // 4 + 1_000_000):
+        indices = np.asarray(layer(texts))
+    assert indices.shape == (len(texts), tokens + 2)
+    assert indices[0].tolist() == [3, 2] + [0] * tokens
+    assert indices[-1].tolist() == [2] * tokens + [1, 3]
+
+
 def looked_up(texts: object) -> np.ndarray:
     layer = layers.StringLookup(max_tokens=3)
     layer.adapt(texts)
