@@ -40,12 +40,15 @@ def weights(run):
     return dp.models.load_model(run).get_weights()
 
 
-def test_a_regression_on_one_rank_and_on_two(houses):
+@pytest.mark.parametrize("more", sample([[], ["--shard-weights"]], 2))
+def test_a_regression_on_one_rank_and_on_two(houses, tmp_path, more):
     runs = []
-    for ranks, more in ((0, ()), (2, ()), (2, ("--shard-weights",))):
-        out = houses / f"price-{len(runs)}"
+    for ranks in (0, 2):
+        out = tmp_path / f"price-{ranks}"
         options = ("--target", "price", "--drop", "id,sold", "--epochs", "25", "--learning-rate", "0.01")
-        done = dptrain(ranks, "--data", "houses.csv", *options, *COMMON, *more, "--out", str(out), cwd=houses)
+        done = dptrain(
+            ranks, "--data", "houses.csv", *options, *COMMON, *(more if ranks else []), "--out", str(out), cwd=houses
+        )
         assert (done.code, done.err) == (0, "")
         assert "4 columns; numbers: rooms, area; one-hot: heating (2); embedded: street (20)" in done.out
         assert "target 'price': regression" in done.out
@@ -54,12 +57,11 @@ def test_a_regression_on_one_rank_and_on_two(houses):
         runs.append(out)
     metrics = json.loads((runs[0] / "summary.json").read_text())["metrics"]
     assert metrics["val_mae"] < 25_000  # of prices of 50,000 to 600,000, in their own units
-    alone, *on_two = map(weights, runs)
-    for others in on_two:
-        for weight, two in zip(alone, others, strict=True):
-            np.testing.assert_allclose(weight, two, rtol=1e-4, atol=1e-4 * np.abs(weight).max())
+    for weight, two in zip(*map(weights, runs), strict=True):
+        np.testing.assert_allclose(weight, two, rtol=1e-4, atol=1e-4 * np.abs(weight).max())
 
 
+@pytest.mark.long
 def test_the_model_takes_the_raw_table(houses):
     options = ("--target", "sold", "--drop", "id,price", "--test-data", "test.parquet", "--epochs", "20")
     done = dptrain(0, "--data", "train.parquet", *options, *COMMON, "--out", "sold", cwd=houses)

@@ -109,6 +109,7 @@ def graphs_of(tmp_path, *arguments):
     return finished.out.split(), [event["args"]["kernels"] for event in events if event["cat"] == "graph"]
 
 
+@pytest.mark.long
 def test_sixteen_steps_are_one_graph_unless_a_callback_looks_at_each(tmp_path):
     (recorded, weights), single = graphs_of(tmp_path, 33, "watched")
     a_step = single[0]

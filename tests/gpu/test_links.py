@@ -42,6 +42,7 @@ def test_a_rank_in_trouble_ends_the_job_in_one_line_that_names_it(tmp_path, way,
     assert re.search(f"^dptrain: rank 1/2 .*{message}", finished.messages[0])
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("stages", [1, 2])
 def test_a_killed_rank_ends_the_job(tmp_path, stages):
     killed = train(tmp_path, "killed", stages=stages)

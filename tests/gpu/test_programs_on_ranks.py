@@ -115,7 +115,7 @@ def test_gpus_join_what_ranks_have(tmp_path, ranks, nodes):
     assert finished.out.split() == ["joined"] * ranks
 
 
-@pytest.mark.sample(2, 0)
+@pytest.mark.long
 @pytest.mark.parametrize(("shards", "transport"), [("7 5", "host"), ("5 0 7", "nccl")])
 def test_rows_that_meet_on_gpus(tmp_path, shards, transport):
     """All pairs of rows, a loop over them, and what is cumulated along the batch."""

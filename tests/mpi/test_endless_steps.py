@@ -13,12 +13,12 @@ from tests.launching import Finished, python
 SCRIPT = str(ROOT / "tests/mpi/scripts/endless.py")
 long = pytest.mark.long
 CASES = [
-    pytest.param(0, "many", "SIGTERM", 5, marks=long),
+    (0, "many", "SIGTERM", 5),
     pytest.param(0, "steps", "SIGINT", 5, marks=long),
     pytest.param(0, "eager", "SIGUSR1", 5, marks=long),
     pytest.param(0, "numpy", "SIGTERM", 5, marks=long),
     pytest.param(0, "validation", "SIGTERM", 8, marks=long),
-    (3, "one", "SIGTERM", 5),
+    pytest.param(3, "one", "SIGTERM", 5, marks=long),
     pytest.param(3, "many", "SIGTERM", 5, marks=long),
     pytest.param(2, "steps", "SIGINT", 5, marks=long),
     pytest.param(3, "validation", "SIGUSR1", 8, marks=long),

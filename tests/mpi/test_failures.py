@@ -371,6 +371,7 @@ def test_output_that_cannot_be_written(small_npz, tmp_path, ranks):
     assert "Not a directory; choose another --out" in done.messages[0]
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize("ranks", [0, 2])
 def test_divergence(small_npz, tmp_path, ranks):
     arguments = ["--optimizer", "sgd", "--learning-rate", "1e38", "--out", str(tmp_path / "run")]

@@ -91,6 +91,7 @@ def on_ranks(corpus: Path, *options: str, ranks: int = 2):
     return dptrain(ranks, *arguments, *options, cwd=corpus.parent, DPTRAIN_CACHE=str(corpus.parent / "cache"))
 
 
+@pytest.mark.long
 def test_ranks_train_on_tars_and_end_alike_where_one_is_damaged(corpus):
     done = on_ranks(corpus)
     assert (done.code, done.messages) == (0, [])

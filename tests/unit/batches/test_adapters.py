@@ -667,6 +667,7 @@ print(len(history.history["val_loss"]), model.predict(x, batch_size=64, steps=20
 """
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="limits and measures memory as Linux does")
 @pytest.mark.parametrize("device_mb", sample([0, 1], 2))
 def test_a_memory_map_is_never_copied_whole(tmp_path, device_mb):

@@ -335,6 +335,7 @@ def test_a_damaged_shard_gives_its_place_to_others(tmp_path, tables):
         stopped[1]
 
 
+@pytest.mark.long
 def test_copies_that_are_damaged_or_removed_are_made_again(tmp_path, tables):
     options = {"columns": ["n"], "cache_dir": tmp_path / "copies"}
     expected = list(range(18))

@@ -78,6 +78,7 @@ def test_the_table_has_every_callback():
     assert classes - {Callback, rooms.CallbackList, rooms.MonitorCallback} == CALLBACKS.keys() | WITHOUT_STATE
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("save_freq", ["epoch", 3])
 @pytest.mark.parametrize("kind", CALLBACKS, ids=lambda kind: kind.__name__)
 def test_an_interrupted_training_goes_on_with_the_callback_as_it_was(tmp_path, kind, save_freq):

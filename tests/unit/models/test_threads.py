@@ -71,6 +71,7 @@ def by_rows(answer: Callable[[np.ndarray], Any]) -> Callable[[int], None]:
     return action
 
 
+@pytest.mark.sample(4)
 @COMPILED
 def test_predictions(jit_compile: bool):
     model = build(jit_compile)
@@ -88,6 +89,7 @@ def test_programs(tmp_path: Path):
     side_by_side(*[by_rows(program)] * 4)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("options", [{}, {"jit_compile": False}, {"run_eagerly": True}])
 def test_all_side_by_side(options: dict[str, Any], tmp_path: Path):
     """While one thread trains, the others' answers are those of the weights between two of its steps."""
@@ -284,6 +286,7 @@ def test_losses_that_layers_add():
     side_by_side(evaluates, *[lambda number: model(X[:1])] * 3, times=8)
 
 
+@pytest.mark.long
 def test_models_that_share_layers():
     """One trains weights that the other predicts by: both see each other's, in one thread and in several."""
 
@@ -382,6 +385,7 @@ def test_several_models_at_once():
     side_by_side(*[lambda number, seed=seed: close(answer(seed), expected[seed]) for seed in range(4)], times=2)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("ending", [".keras", ".h5", ".weights.h5", ".safetensors", ".program", "get_weights"])
 def test_files_beside_a_training_are_of_one_moment(ending: str, tmp_path: Path):
     """Two layers that begin and learn alike are alike in every file."""

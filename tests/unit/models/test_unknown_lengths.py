@@ -160,6 +160,7 @@ def test_subclassed_and_nested_models():
     assert model.compute_output_shape((None, None, 8)) == (None, 2)
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("make", [of_sequences, of_images])
 def test_files_and_summaries(make, tmp_path, capsys):
     model = make()

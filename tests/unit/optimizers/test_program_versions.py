@@ -43,6 +43,7 @@ def test_each_change_of_a_part_gives_another_version(whole, order):
     assert len(set(versions)) == len(versions)
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("whole", WHOLES)
 def test_a_model_trains_with_each_schedule_from_the_moment_it_is_set(whole):
     weights = []

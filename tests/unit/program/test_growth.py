@@ -52,6 +52,7 @@ def _calls(work: Callable[[], object]) -> int:
     return count
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("compiles", sample([_for_a_cpu, _for_a_gpu], 2))
 def test_twice_the_layers_take_twice_the_time(compiles: Callable[[dp.Sequential], None]) -> None:
     compiles(_model(3))  # what is done once in a process

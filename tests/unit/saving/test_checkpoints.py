@@ -424,6 +424,7 @@ def crash_states(trace: list[tuple[str, str, bytes]], root: Path, start: dict, d
         yield cut
 
 
+@pytest.mark.sample(4)
 @pytest.mark.parametrize("alone", [True, False])
 def test_whatever_a_power_cut_leaves_the_last_checkpoint_reported_as_saved_is_there(tmp_path, alone):
     root = tmp_path / "disk"

@@ -497,6 +497,7 @@ for trial in itertools.count():
 """
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_kill_9_at_random_moments_loses_nothing(tmp_path):
     rng = random.Random(0)

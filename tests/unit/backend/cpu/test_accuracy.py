@@ -23,6 +23,7 @@ SUMS = {
 }
 
 
+@pytest.mark.sample(7)
 @pytest.mark.skipif(compiler() is None, reason="no C++ compiler")
 @pytest.mark.parametrize("name", SUMS)
 def test_a_sum_of_two_million(name):

@@ -180,6 +180,7 @@ def test_a_row_has_the_same_bits_in_any_batch():
             assert value.tobytes() == whole_batch[name][:count].tobytes()
 
 
+@pytest.mark.long
 def test_threads_have_one_threads_bits():
     rows, features = 700, 300
     rng = np.random.default_rng(3)
@@ -247,6 +248,7 @@ def test_sums_over_rows_are_those_of_blocks_wherever_they_are_computed(rows):
     compare(program, 1, {"x": x}, {"rtol": 1e-5, "atol": 1e-3})
 
 
+@pytest.mark.long
 def test_loops_over_what_a_convolution_makes_are_its_epilogue():
     """In each way in which convolutions are computed; their functions are shared by layers that are alike."""
     rows = 33
@@ -470,6 +472,7 @@ def test_runs_with_other_seeds_share_one_text():
     assert len(set(draws)) == 4
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", sample(["bfloat16", "float16"], 2))
 def test_products_read_half_precision_without_copies(monkeypatch, dtype):
     """They take less memory, and have the bits of products of float32 copies."""

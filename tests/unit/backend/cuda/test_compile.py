@@ -186,6 +186,7 @@ def test_a_users_source_is_compiled_once_and_again_when_it_or_a_header_changes(n
     assert f"-I{kernels_dir()}" in (nvcc / "calls").read_text()
 
 
+@pytest.mark.long
 @pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 def test_headers_of_other_folders_count_too(tmp_path):
     source, beside, elsewhere = tmp_path / "a b" / "twice.cu", tmp_path / "x.h", tmp_path / "include" / "y.h"

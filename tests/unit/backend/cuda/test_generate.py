@@ -45,6 +45,7 @@ def numbers_of(generated):
     return {name: value for function in functions for name, value in function.numbers.items()}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("case", CASES)
 def test_seeds_and_rates_are_no_part_of_it(case):
     """So that runs that differ in them alone share kernels, and packs."""

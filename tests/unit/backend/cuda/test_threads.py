@@ -9,6 +9,7 @@ from tests.emulated import emulated, inside_emulator
 pytestmark = pytest.mark.skipif(inside_emulator(), reason="starts the emulator itself")
 
 
+@pytest.mark.long
 def test_other_threads_are_refused_and_leave_no_trace():
     code = """
 import threading

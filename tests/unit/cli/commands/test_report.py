@@ -212,6 +212,7 @@ def test_two_ranks_write_one_page_with_pictures(folder):
         assert shown.tags.count("svg") == 4
 
 
+@pytest.mark.long
 def test_ranks_with_samples_of_their_own_measure_nothing(folder):
     run = folder / "static"
     arguments = ["--data", str(folder / "data.npz"), "--sharding", "static", "--epochs", "1"]

@@ -219,6 +219,7 @@ def test_values_are_those_of_a_grid(text, value):
     assert parse_argument(text) == ("a", value)
 
 
+@pytest.mark.long
 def test_a_model_that_no_file_can_hold_is_trained_without(answer, models, small_npz, tmp_path, capfd):
     assert answer("subclassed") == (0, "")
     names = {path.name for path in (tmp_path / "run").iterdir()}
