@@ -97,6 +97,7 @@ def objects() -> dict[str, Any]:
     return {"Nested": Nested, "NestedModel": NestedModel, "Scale": Scale}
 
 
+@pytest.mark.sample(6)
 @pytest.mark.parametrize("kind", ["sequential", "subclass"])
 def test_every_save_has_every_weight(tmp_path, kind):
     model = built(kind)

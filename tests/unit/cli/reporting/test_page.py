@@ -92,6 +92,12 @@ def numbers_page():
     )
 
 
+@pytest.fixture
+def _no_pictures(monkeypatch):
+    """Draw nothing, which takes most of a page's time, for tests of its text alone."""
+    monkeypatch.setattr(drawing, "why_not", lambda extra="sweep": "not now")
+
+
 def test_a_classifiers_page_holds_what_is_asked_for(classes_page):
     shown = Page(classes_page)
     assert "The model was trained on houses to tell 3 classes apart." in shown.text
@@ -159,12 +165,14 @@ def test_a_thousand_classes_are_shown_in_part():
     assert len(text) < 1_000_000
 
 
+@pytest.mark.usefixtures("_no_pictures")
 @pytest.mark.parametrize("names", [["only"], ["no", "yes"]])
 def test_few_classes(names):
     shown = Page(written(*classifier(names)))
     assert [row["class"] for row in shown.table("precision")] == names
 
 
+@pytest.mark.usefixtures("_no_pictures")
 def test_a_class_that_is_never_predicted_has_no_precision():
     labels = np.array([0, 0, 1])
     data, splits = data_of(np.zeros((3, 4)), labels, "multiclass", 3)
@@ -173,6 +181,7 @@ def test_a_class_that_is_never_predicted_has_no_precision():
     assert [(row["precision"], row["recall"]) for row in rows] == [("0.667", "1.000"), ("-", "0.000"), ("-", "-")]
 
 
+@pytest.mark.usefixtures("_no_pictures")
 def test_a_model_that_is_always_right_has_no_worst_samples():
     labels = np.array([0, 1])
     data, splits = data_of(np.zeros((2, 4)), labels, "multiclass", 2)
@@ -203,6 +212,7 @@ def test_what_is_not_measured_is_said():
     assert "Classes" not in shown.text
 
 
+@pytest.mark.usefixtures("_no_pictures")
 def test_a_hostile_summary_is_shown_as_far_as_it_is_one():
     data, splits = data_of(np.zeros((3, 3)), np.zeros(3, np.int32), "multiclass", 2)
     nonsense = {key: "<b>" for key in SUMMARY} | {"devices": [1, [2], [0, "<i>", 1, "<u>"]], "best": {"epoch": -1}}

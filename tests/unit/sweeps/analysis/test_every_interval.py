@@ -134,6 +134,7 @@ def test_95_of_100_intervals_cover_the_truth(name, seeds, folds, metric):
     assert 0.935 <= np.mean([low <= 0.9 <= high for low, high in ends]) <= 0.965
 
 
+@pytest.mark.sample(9)
 @pytest.mark.parametrize(("seeds", "folds"), sample(DESIGNS, 2))
 def test_comparisons_cover_the_difference_and_claim_it_in_5_of_100(seeds, folds):
     rng, covered, claimed, corrected = np.random.default_rng(4), [], [], []

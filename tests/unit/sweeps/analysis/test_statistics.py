@@ -460,6 +460,7 @@ def claims(sweeps):
     return claimed / len(sweeps)
 
 
+@pytest.mark.long
 def test_at_most_5_of_100_sweeps_without_a_difference_claim_one():
     rng = np.random.default_rng(5)
     over_seeds = 0.02 * rng.standard_normal((1000, 1, 5))
