@@ -247,8 +247,8 @@ def test_configurations_are_those_of_keras(keras, name):
 
 
 def without_types(config):
-    """Return a configuration without the policies that Keras writes, also of layers in it."""
-    if isinstance(config, list):
+    """Return a configuration without the policies that Keras writes, also of layers in it; with lists for tuples."""
+    if isinstance(config, list | tuple):
         return [without_types(entry) for entry in config]
     if not isinstance(config, dict):
         return config
