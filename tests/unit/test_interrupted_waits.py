@@ -5,7 +5,9 @@ exceptions with the reason.
 """
 
 import gc
+import io
 import itertools
+import re
 import signal
 import threading
 import warnings
@@ -29,6 +31,7 @@ from dptrain.program.codegen import memory as memory_module
 from dptrain.program.turns import DRAWING, MAKING, REPLACING, TURNS, SharedLock, Turns
 from dptrain.registry import reads
 from dptrain.runtime import garbage, python_lock, signals
+from dptrain.runtime.output.log_stream import LogStream
 from dptrain.runtime.storage import locks
 from dptrain.runtime.watch import thread_order
 from dptrain.saving.background import Background
@@ -271,6 +274,33 @@ def with_background(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
     return use, state
 
 
+def with_log(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
+    stream = io.StringIO()
+    log = LogStream(stream, "stdout", 0, "text")
+    log._lock = Bell(plan, log._lock)  # type: ignore[assignment]
+
+    def use() -> None:
+        expected = ["first", "second", "third", "last"]
+        try:
+            log.write("first\nsec")
+            log.write("ond\n")
+            log.write_record("third", {"loss": 1.0})
+            log.write("last")
+            log.flush()
+            found = re.findall("first|second|third|last", stream.getvalue())
+            assert found == expected
+        except BaseException:
+            found = re.findall("first|second|third|last", stream.getvalue())
+            assert found == expected[: len(found)], "no line is lost, and none is there twice"
+            log._begun = ""
+            raise
+        finally:
+            stream.seek(0)
+            stream.truncate()
+
+    return use, lambda: (log._begun, log._lock._is_owned())
+
+
 def with_seeds(plan: Plan, patch: pytest.MonkeyPatch, folder: Any) -> Any:
     patch.setattr(random, "_lock", plan.lock())
     patch.setattr(random, "_streams", SimpleNamespace(models=0, alike=True, seed=7))
@@ -351,6 +381,7 @@ SCENARIOS: dict[Scenario, set[str]] = {
     with_files: {"runtime/storage/locks.py:held", "runtime/storage/locks.py:locked"},
     with_seeds: {"random.py:next_model_seed"},
     with_background: {"saving/background.py:Background.wait"},
+    with_log: {f"runtime/output/log_stream.py:LogStream.{name}" for name in ("flush", "write", "write_record")},
     with_orders: {
         "data/shards/order.py:BlockOrder._pass",
         "data/shards/order.py:BlockOrder._permutation",
