@@ -132,15 +132,23 @@ def test_ids_beyond_the_vocabulary_are_named_with_their_offset(tmp_path):
 
 
 @pytest.mark.parametrize("token", [0, 4, 5, 7, 23, 38, 40])
-@pytest.mark.parametrize("dtype", ["uint16", "uint32"])
-def test_an_id_is_named_with_its_place_in_the_file_wherever_it_stands_in_a_batch(tmp_path, token, dtype):
+@pytest.mark.parametrize("kind", ["uint16", "uint32", "llm.c", "int64 of NumPy"])
+def test_an_id_is_named_with_its_place_in_the_file_wherever_it_stands_in_a_batch(tmp_path, token, kind):
+    dtype = kind if kind.startswith("uint") else "uint16" if kind == "llm.c" else "int64"
     ids = np.arange(41).astype(dtype)
     ids[token] = 500
-    ids.tofile(tmp_path / "t.bin")
-    options = {"sequence_length": 5, "vocabulary_size": 41, "token_dtype": dtype}
+    header, content = b"", io.BytesIO()
+    if kind == "llm.c":
+        header = np.array([20240520, 1, 41, *[0] * 253], "<i4").tobytes()
+    elif dtype == "int64":
+        np.save(content, ids)
+        header = content.getvalue()[: -ids.nbytes]
+    path = tmp_path / ("t.npy" if dtype == "int64" else "t.bin")
+    path.write_bytes(header + ids.tobytes())
+    options = {"sequence_length": 5, "vocabulary_size": 41} | ({"token_dtype": kind} if kind == dtype else {})
     for batch_size, shuffle, seed in ((8, False, 0), (3, False, 0), (1, False, 0), (4, True, 1), (8, True, 2)):
-        data = ShardedDataset(str(tmp_path / "t.bin"), batch_size, shuffle, seed=seed, **options)
-        where = f"t.bin: id 500 at token {token} (byte {token * ids.itemsize}); expected"
+        data = ShardedDataset(str(path), batch_size, shuffle, seed=seed, **options)
+        where = f"{path.name}: id 500 at token {token} (byte {len(header) + token * ids.itemsize:,}); expected"
         with pytest.raises(DataError, match=re.escape(where)):
             list(data)
 
