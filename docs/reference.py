@@ -102,6 +102,7 @@ def module_page(name: str) -> str:
     module = importlib.import_module(path)
     parts = [f"# {path}", _markdown(inspect.getdoc(module) or "")]
     shown: dict[int, str] = {}
+    described: dict[Any, str] = {}
     for entry in sorted(_public(module), key=lambda each: (each.lower(), each)):
         value = getattr(module, entry)
         if not callable(value) or type(value).__module__ == "typing":
@@ -113,7 +114,7 @@ def module_page(name: str) -> str:
         parts.append(f"## {entry}\n\n```python\n{path}.{entry}{_signature(value)}\n```")
         parts.append(_markdown(inspect.getdoc(value) or ""))
         if inspect.isclass(value):
-            parts += [f"### {entry}.{method}{_markdown_of_method(value, method)}" for method in _methods(value)]
+            parts += _described_methods(value, entry, described)
     return "\n\n".join(part for part in parts if part) + "\n"
 
 
@@ -139,9 +140,20 @@ def _methods(cls: type) -> Iterator[str]:
             yield name
 
 
-def _markdown_of_method(cls: type, name: str) -> str:
-    method = getattr(cls, name)
-    return f"\n\n```python\n{name}{_signature(method)}\n```\n\n{_markdown(inspect.getdoc(method) or '')}"
+def _described_methods(cls: type, entry: str, described: dict[Any, str]) -> Iterator[str]:
+    """Yield the methods of a class; those that an earlier class of the page has from the same base are only named."""
+    known: dict[str, list[str]] = {}
+    for name in _methods(cls):
+        method = getattr(cls, name)
+        function = getattr(method, "__func__", method)
+        first = described.setdefault(function, entry)
+        if first != entry:
+            known.setdefault(first, []).append(f"`{name}`")
+            continue
+        text = _markdown(inspect.getdoc(method) or "")
+        yield f"### {entry}.{name}\n\n```python\n{name}{_signature(method)}\n```\n\n{text}"
+    for first, names in known.items():
+        yield f"As in [`{first}`](#{first.lower()}): {', '.join(names)}."
 
 
 def _signature(value: Callable[..., Any]) -> str:

@@ -71,6 +71,7 @@ def test_an_entry_of_the_reference(reference):
     assert "dptrain.layers.Dense(units, activation=None, use_bias=True, kernel_initializer='glorot_uniform'" in entry
     assert "y = activation(x @ kernel + bias), x of shape (rows, ..., inputs)" in entry
     assert "**Args**\n\n- `units`: outputs, at least 1." in entry
+    assert "As in [`Conv1D`](#conv1d): `enable_lora`" in entry, "what both have from one base is described once"
     ops = reference.module_page("ops")
     assert "dptrain.ops.relu(x)" in ops, "an op's arguments are those of its NumPy function"
     assert "## absolute\n\nAnother name of [`abs`](#abs)." in ops
