@@ -72,11 +72,10 @@ class OpenShape(tuple[Any, ...]):
         return hash(read(tuple.__iter__(self)))
 
 
-def _as_read(lengths: Any, names: dict[str, Any]) -> tuple[Any, ...]:
+def _as_read(lengths: Iterable[Any], names: dict[str, Any]) -> tuple[Any, ...]:
     """Return lengths for code with these global names: None for unknown ones to a user's, outside of a step."""
     is_users = TRACE.get() is None and names.get("__name__", "").partition(".")[0] != "dptrain"
-    shape: tuple[Any, ...] = read(lengths) if is_users else lengths
-    return shape
+    return read(lengths) if is_users else tuple(lengths)
 
 
 def local(shape: Iterable[int], rows: int | None) -> Shape:
