@@ -13,7 +13,10 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 # What decides which code is generated, with which numbers in it, and what ranks send.
 PYTHON = (
-    *(f"dptrain/backend/cpu/{name}.py" for name in ("calls", "codegen", "mapped_files", "separate_rows")),
+    *(
+        f"dptrain/backend/cpu/{name}.py"
+        for name in ("calls", "codegen", "convolutions", "mapped_files", "separate_rows")
+    ),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("attention", "compose", "convolutions", "executable")),
     *(f"dptrain/backend/cuda/{name}.py" for name in ("expressions", "generate", "policy", "loops", "products")),
     *(f"dptrain/backend/cuda/frames/{name}.py" for name in ("columns", "elements", "functions", "products", "text")),

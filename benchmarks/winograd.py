@@ -22,6 +22,7 @@ import numpy as np
 from common import Report, command_line, machine_line, spread, versions
 
 from dptrain.backend.cpu.compile import compiler, convolutions, parallel
+from dptrain.backend.cpu.convolutions import implementation_of
 from dptrain.ops.nn.convolution import conv2d, conv2d_input
 from dptrain.program.program import trace
 
@@ -78,7 +79,7 @@ class Convolution:
         """Return how dptrain computes it."""
         shapes = {name: (array.shape, array.dtype.name) for name, array in (("a", self.read), ("b", self.kernel))}
         result = trace(lambda a, b: {"made": self.op(a, b, **self.attributes)}, shapes).outputs["made"]
-        return str(result.op.lowering.implementation(result))
+        return str(implementation_of(result))
 
     def errors(self) -> dict[str, tuple[float, float]]:
         """Return the root mean square and the greatest error of each, of two rows at most."""

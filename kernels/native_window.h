@@ -13,7 +13,7 @@ struct dp_Window {
 // What a convolution makes: what comes out of the window, or the gradient in the images or in the kernel.
 enum dp_Makes { DP_PLACES, DP_IMAGES, DP_KERNEL };
 
-// How it is computed, see `Convolution.implementation` in dptrain/program/lowering.py: as a product of the images as they
+// How it is computed, see `implementation_of` in dptrain/backend/cpu/convolutions.py: as a product of the images as they
 // lie, or of patches, by vectors of channels or of pixels, or by Winograd's F(2x2, 3x3).
 enum dp_Implementation { DP_PRODUCT, DP_CHANNELS, DP_PIXELS, DP_WINOGRAD, DP_IMPLEMENTATIONS };
 

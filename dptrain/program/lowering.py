@@ -6,12 +6,9 @@ from typing import Any, Literal
 
 from dptrain.program.codegen.index_expr import ZERO_INDEX, numel, offset_by
 from dptrain.program.codegen.views import IndexMap, key_maps, marked
-from dptrain.program.dims import Dim
 from dptrain.program.tensor import Tensor
 
 Maps = Callable[[Tensor], Sequence[IndexMap]]
-# Lanes of a CPU's widest vectors, in float32.
-_LANES = 16
 
 
 @dataclass(frozen=True)
@@ -169,43 +166,6 @@ class ConvolutionLowering(Windows):
     def makes(self) -> Literal["images", "places", "kernel"]:
         """Which of the three is the result."""
         return "images" if self.image == -1 else "places" if self.places == -1 else "kernel"
-
-    def implementation(self, tensor: Tensor) -> Literal["product", "channels", "pixels", "winograd"]:
-        """Return how a CPU computes it, by the shapes alone.
-
-        A "product" reads the images in place as its first factor. "winograd" is F(2x2, 3x3), for many channels.
-        Otherwise patches are read in place, by vectors of "channels" of the result or, if these would fill few lanes,
-        by vectors of adjacent "pixels", with the same bits of images and places. All are choices of speed, by counts of
-        vector multiplications; a number copied into planes counts as two.
-        """
-        kernel = self.shapes(tensor)[2]
-        H, W, P, Q, R, S, sh, sw, dh, dw, bh, bw = self.numbers(tensor)
-        if self.makes != "kernel" and (R, S, sh, sw, bh, bw, P, Q) == (1, 1, 1, 1, 0, 0, H, W):
-            return "product"
-        if isinstance(kernel[2], Dim) or isinstance(kernel[3], Dim):
-            return "channels"
-        C, N = kernel[2:]
-        plain = self.makes != "kernel" and (R, S, sh, sw, dh, dw) == (3, 3, 1, 1, 1, 1)
-        if self.makes == "images":  # one phase
-            C, N = N, C
-            P, Q, R, S = -(-H // sh), -(-W // sw), -(-R // sh), -(-S // sw)
-            sh = sw = 1
-        if plain and not C % _LANES and not N % _LANES:
-            # Each tile's 4x4 pixels and 16 products, and the kernel, as if a call had four images; kernels larger than
-            # the second cache wait for memory.
-            tiles, transformed = -(-P // 2) * -(-Q // 2), 4 if C * N <= 1 << 16 else 16
-            if tiles * (C * N + 16 * (C + N)) + transformed * C * N < P * Q * C * N * 9 // 16:
-                return "winograd"
-        across, wide, k = -(-Q // _LANES), -(-N // _LANES), R * S * C
-        copied = ((P - 1) * sh + (R - 1) * dh + 1) * C * sw * (Q + (S - 1) * dw // sw)
-        if self.makes == "kernel":
-            # Sums for adjacent elements of the kernel; fewer than eight wait for each other.
-            latency_factor = max(8 / (wide * C * (S if dw == 1 else 1)), 1)
-            pixels, channels = 2 * (copied + P * Q * N), P * Q * wide * k * latency_factor
-        else:
-            pixels, channels = 2 * copied, P * Q * (wide * k + N // 2)  # unused lanes are copied too
-        better = P * across * N * k * 5 // 4 + pixels < channels
-        return "pixels" if better and N % _LANES else "channels"
 
 
 @dataclass(frozen=True)

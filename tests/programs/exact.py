@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 
 from dptrain import ops
+from dptrain.backend.cpu.convolutions import implementation_of
 from dptrain.program.body import body_of, has_body
 from dptrain.program.gradient import topological
 from dptrain.program.lowering import ConvolutionLowering, LoopLowering, lowering_of
@@ -235,7 +236,7 @@ def _is_computed(tensor: Tensor) -> bool:
 def _is_tiled(tensor: Tensor) -> bool:
     """Whether a CPU computes a convolution in tiles, in which pixels take part whose sum is 0."""
     lowering = lowering_of(tensor)
-    return isinstance(lowering, ConvolutionLowering) and lowering.implementation(tensor) == "winograd"
+    return isinstance(lowering, ConvolutionLowering) and implementation_of(tensor) == "winograd"
 
 
 def _around(images: Array) -> Array:

@@ -6,6 +6,7 @@ from itertools import pairwise, permutations
 
 import numpy as np
 
+from dptrain.backend.cpu.convolutions import implementation_of
 from dptrain.program.body import Body, body_of, has_body, is_number, steps_of, with_steps
 from dptrain.program.dims import Dim
 from dptrain.program.gradient import topological
@@ -116,7 +117,7 @@ def _of_tensor(tensor: Tensor) -> Iterator[str]:
         yield from ["dilation of width"] if width > 1 and shapes[1][1] > 1 else []
     if name in ("conv2d", "conv2d_input") and shapes[1][:2] == (3, 3) and min(shapes[1][2:]) >= 32:
         assert isinstance(tensor.op.lowering, ConvolutionLowering)
-        tiled = tensor.op.lowering.implementation(tensor) == "winograd"
+        tiled = implementation_of(tensor) == "winograd"
         yield f"{name} of many channels {'in tiles' if tiled else 'as patches'}"
     if name == "conv2d_input" and max(tensor.attributes["strides"]) > 1:
         yield "gradient of a convolution with strides"

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
+from dptrain.backend.cpu.convolutions import implementation_of
 from dptrain.program.codegen.cpp import ctype, has_types, index_text, numel_text
 from dptrain.program.codegen.index_expr import Axis, numel, symbol
 from dptrain.program.codegen.kernels import Call
@@ -134,7 +135,7 @@ def _windows(call: Call, numbers: CallArguments) -> str | None:
         is_static = not isinstance(channels, Dim) and not (kernel and channels % 8)
         types += f", {channels if is_static else 0}"
     else:
-        window = f"DP_{op.lowering.implementation(tensor).upper()}, {window}"
+        window = f"DP_{implementation_of(tensor).upper()}, {window}"
     return f"dp_{op.name}<{types}>(c, {window}, {sizes}, {operands}, {{out}})"
 
 

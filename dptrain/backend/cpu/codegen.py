@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from dptrain.backend.cpu.calls import Epilogue, call_text
+from dptrain.backend.cpu.convolutions import LANES
 from dptrain.backend.cpu.parameters import LONGEST, Parameterized
 from dptrain.backend.cpu.separate_rows import has_separate_rows, least_rows, row_numel
 from dptrain.program.codegen.cpp import (
@@ -57,7 +58,6 @@ from dptrain.program.tensor import DType, Tensor
 # Elements of a long row that are computed before a reduction consumes them.
 _BLOCK = LONGEST
 # Shorter sums are sequential.
-_LANES = 16
 _LONG = 32
 # Sums over rows of at most so many elements consist of block sums (`dp_block` of native.h), which threads can share.
 _SUMMED = 1 << 16
@@ -746,7 +746,7 @@ class _LoopText(Statements):
             self._accumulate(member, f"({ctype(member.tensor.dtype)}){value.text}")
             return
         length = self._lengths[self._row]
-        lanes = 1 if not length[1] and length[0] < _LONG else _LANES
+        lanes = 1 if not length[1] and length[0] < _LONG else LANES
         kind = {"sum": "dp_Sum", "max": "dp_Max", "argmax": "dp_Argmax"}[join]
         settings = ctype(dtype) if join == "argmax" else f"{ctype(dtype)}, {lanes}"
         declared = f"{kind}<{settings}> s{number}"

@@ -15,6 +15,7 @@ import numpy as np
 
 from dptrain.backend.cpu.codegen import Code, NativeFunction, NeedsPythonError, Part, generate
 from dptrain.backend.cpu.compile import convolutions, library, parallel, products
+from dptrain.backend.cpu.convolutions import implementation_of
 from dptrain.backend.cpu.denormals import flush_to_zero
 from dptrain.backend.cpu.interruption import Interruption
 from dptrain.backend.cpu.kernel_descriptions import marked
@@ -470,7 +471,7 @@ def _shared(factors: Iterable[Tensor], tensors: Iterable[Tensor]) -> list[Future
         if isinstance(lowering, AttentionLowering):
             needed.add(("product", tensor.dtype.name))
         if isinstance(lowering, ConvolutionLowering):
-            needed.add((lowering.implementation(tensor), tensor.dtype.name))
+            needed.add((implementation_of(tensor), tensor.dtype.name))
     return [parallel(), *(_function(*key) if key in needed else None for key in product(IMPLEMENTATIONS, FACTORS))]
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 
 from dptrain.backend.cpu.codegen import Code
+from dptrain.backend.cpu.convolutions import implementation_of
 from dptrain.program.codegen.kernels import Call, Fused, Kernel, Loop, ProductKernel, RepeatKernel
 from dptrain.program.codegen.memory import nbytes
 from dptrain.program.explain import shown
@@ -57,8 +58,7 @@ def marked(fused: Fused, code: Code, rows: int) -> list[KernelDescription]:
 def _label(kernel: Kernel, names: Mapping[Tensor, str]) -> str:
     space = f"{shown(kernel.space)}: " if isinstance(kernel, Loop) else ""
     ops = (f"{names.get(tensor, '')} {tensor.op.name}".strip() for tensor in kernel.tensors if tensor.op is not None)
-    convolution = lowering_of(kernel.tensors[0]) if isinstance(kernel, Call) else None
-    by = ""
-    if isinstance(convolution, ConvolutionLowering):
-        by = f", {_IMPLEMENTATIONS[convolution.implementation(kernel.tensors[0])]}"
+    tensor, by = kernel.tensors[0], ""
+    if isinstance(kernel, Call) and isinstance(lowering_of(tensor), ConvolutionLowering):
+        by = f", {_IMPLEMENTATIONS[implementation_of(tensor)]}"
     return space + ", ".join(ops) + by

@@ -72,6 +72,21 @@ def test_values_that_are_made_of_other_elements_are_copied_after_these_have_been
         assert list(nest.reads) == [new]
 
 
+def test_a_copy_waits_for_all_readers_of_the_old_value():
+    (weight,) = variables((4, 3))
+
+    def step(x):
+        old = weight.value
+        weight.assign(ops.transpose(ops.reshape(old, (3, 4))) * 2)
+        return {"later": old - ops.max(ops.max(x, 1, keepdims=True) * x, 0)}
+
+    schedule, nests = scheduled(step, x=(4, 3))
+    (copy,) = schedule.copies.values()
+    later = schedule.nest_of[schedule.program.outputs["later"]]
+    assert later is not nests["w0"]
+    assert schedule.nest_of[copy].after == {nests["w0"], later}
+
+
 def test_what_nobody_waits_for_does_not_run_beside_a_product_where_another_level_comes():
     (bias,) = variables((8,))
 
