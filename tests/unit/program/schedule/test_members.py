@@ -6,7 +6,7 @@ import pytest
 from dptrain.backend.cuda.policy import POLICY
 from dptrain.errors import ConfigError
 from dptrain.program.schedule.fuse import fuse
-from dptrain.program.schedule.statements import Compute, Draw, Whole, walk
+from dptrain.program.schedule.statements import Compute, Draw, For, Join, Whole, walk
 from dptrain.program.shapes import local, size
 from tests.programs.case import Case
 from tests.programs.draw import program as drawn
@@ -78,6 +78,17 @@ def test_nests_of_totals():
     """Of long sums around few columns."""
     leaves, lines = {"x": "input n a b float32 normal"}, ("y = ops.sum(x * x, (0, 2))", "z = ops.sqrt(y) * 2")
     assert executed(Case({"n": 40, "a": 2, "b": 60}, leaves, lines, ("y", "z"))) == {"totals": 1}
+
+
+def test_reductions_that_do_not_need_each_other_share_a_pass_over_a_row():
+    leaves = {"x": "input n a float32 normal"}
+    lines = ("m = ops.max(x, 1)", "s = ops.sum(x * x, 1)", "v = ops.sum(ops.exp(x - m[:, None]), 1)")
+    case = Case({"n": 5, "a": 7}, leaves, lines, ("m", "s", "v"))
+    assert executed(case) == {"rows": 1}
+    (nest,) = fuse(case.trace(), POLICY).nests
+    passes = [statement for statement in nest.loop.body if isinstance(statement, For)]
+    joined = [sum(isinstance(statement, Join) for statement in walk(each.body)) for each in passes]
+    assert joined == [2, 1]
 
 
 def test_a_nest_of_a_convolution_and_the_sums_of_its_results():
