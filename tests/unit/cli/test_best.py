@@ -101,6 +101,7 @@ def test_what_is_refused(train, arguments, message):
     assert message in train("run", "--epochs", "5", *arguments.split())
 
 
+@pytest.mark.long
 def test_more_epochs_are_another_schedule(train):
     first_run = train("begun", "--epochs", "1", "--schedule", "linear")
     arguments = ("--epochs", "2", "--schedule", "linear", "--resume", str(first_run))

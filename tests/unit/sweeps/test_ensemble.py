@@ -55,6 +55,7 @@ def trained():
     return ensemble
 
 
+@pytest.mark.sample(2)
 @pytest.mark.parametrize(
     "compiled", [False, pytest.param(True, marks=pytest.mark.skipif(not compiler(), reason="c++"))]
 )
@@ -222,6 +223,7 @@ def test_an_error_names_the_member_and_ends_all(trained):
     assert np.isfinite(trained.predict(X, verbose=0).mean).all()  # all have left their places
 
 
+@pytest.mark.long
 def test_a_member_that_finds_no_memory_beside_others_is_trained_later(trained, monkeypatch):
     start, close, started, refused = Member.start, Member.close, set(), []
 

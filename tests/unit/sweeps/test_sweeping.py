@@ -373,6 +373,7 @@ def test_wrong_arguments(wrong, message):
         sweep(**{"space": {"units": [4]}} | wrong)
 
 
+@pytest.mark.long
 def test_several_metrics_make_a_front_and_one_changes_no_journal(tmp_path):
     metrics = ["val_accuracy", "parameters", "seconds"]
     several, single = tmp_path / "several", tmp_path / "one"

@@ -76,6 +76,7 @@ def wrong_rows(function, expected, dtype=np.float32):
     return wrong
 
 
+@pytest.mark.sample(6, 0)
 @pytest.mark.parametrize("target", sample(TARGETS + NARROW, 8, single=True), ids="-".join)
 @pytest.mark.parametrize("compiler", COMPILERS)
 def test_products_are_chains_however_they_are_compiled(compiler, target):

@@ -77,6 +77,7 @@ def test_a_reader_that_aborts_takes_nobody_with_it(tmp_path, monkeypatch, code, 
         read_table(tmp_path / "t.parquet", max_bytes=1000)
 
 
+@pytest.mark.long
 def test_a_wide_table_of_one_row_is_read(tmp_path):
     """What reads 20,000 columns takes more memory than what is in them."""
     arrow_parquet.write_table(arrow.table({str(number): [0.5] for number in range(20_000)}), tmp_path / "t.parquet")

@@ -92,6 +92,7 @@ RUNS = st.fixed_dictionaries(
 )
 
 
+@pytest.mark.long
 @settings(max_examples=examples(12), deadline=None)
 @given(st.lists(RUNS, min_size=1, max_size=8), st.integers(1, 4), st.integers(1, 3), st.integers(0, 999))
 def test_a_run_has_the_bits_of_the_run_alone(runs, places, threads, order):
