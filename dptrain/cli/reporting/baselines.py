@@ -122,7 +122,8 @@ def verdict(network: Array, baseline: Array, names: Sequence[str]) -> str:
     if abs(mean) <= half:
         return f"The network and {whose} cannot be told apart by their {what} on so many samples."
     base = float(baseline.mean())
-    by = f" by {100 * abs(mean) / base:.0f} %" if base else ""
-    word = "lower" if mean < 0 else "higher"
     worth = "" if mean < 0 else ": the network is not worth its effort here"
-    return f"The network's {what} is {word} than that of {whose}{by}{worth}."
+    if base and mean >= base:  # "by 1,035 %" is hard to read
+        return f"The network's {what} is {(base + mean) / base:.1f} times that of {whose}{worth}."
+    by = f" by {100 * abs(mean) / base:.0f} %" if base else ""
+    return f"The network's {what} is {'lower' if mean < 0 else 'higher'} than that of {whose}{by}{worth}."

@@ -77,7 +77,9 @@ def test_a_difference_has_an_interval_over_samples():
     ("network", "other", "words"),
     [
         (1.0, 2.0, "The network's mean absolute error is lower than that of the other by 50 %."),
-        (2.0, 1.0, "The network's mean absolute error is higher than that of the other by 100 %: the network is not"),
+        (1.9, 1.0, "The network's mean absolute error is higher than that of the other by 90 %: the network is not"),
+        (2.5, 1.0, "The network's mean absolute error is 2.5 times that of the other: the network is not worth"),
+        (12.3, 1.0, "The network's mean absolute error is 12.3 times that of the other: the network is not worth"),
         (1.0, 1.0, "The network and the other cannot be told apart by their mean absolute error on so many samples."),
         (np.inf, 1.0, "The network's mean absolute error is not finite, so it cannot be compared with the other."),
     ],
