@@ -167,3 +167,16 @@ def test_sequences_count_as_their_positions(kind, options):
     flat = data(kind.__name__, np.random.default_rng(1), 24)
     together = [argument.reshape(6, 4, *argument.shape[1:]) for argument in flat]
     np.testing.assert_allclose(updated(made(kind, options), together), updated(made(kind, options), flat), rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"), [case for case in CASES if isinstance(case.values[1].get("thresholds"), list)]
+)
+def test_thresholds_may_come_in_any_order(kind, options):
+    limits = [0.6, 0.2, 0.4]
+    arguments = data(kind.__name__, np.random.default_rng(1), 24)
+    rising, as_given = (
+        updated(made(kind, options | {"thresholds": order}), arguments) for order in (sorted(limits), limits)
+    )
+    expected = rising[[2, 0, 1]] if rising.shape == (3,) else rising
+    np.testing.assert_array_equal(as_given, expected)
