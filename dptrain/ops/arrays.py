@@ -34,16 +34,16 @@ from dptrain.ops.elementwise import (
 )
 from dptrain.ops.indexing import divide_rows, take
 from dptrain.ops.manipulation import broadcast_to, concatenate, expand_dims, ones, reshape, transpose
-from dptrain.ops.math.cumulative import cumulative
+from dptrain.ops.math.cumulative import cumsum, cumulative
 from dptrain.ops.math.rounding import isfinite, isinf, isnan, rint
 from dptrain.ops.open_shapes import for_open_shapes, lengths_of
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.products import batch_matmul
 from dptrain.ops.reduction import argmax, max, mean, min, order_reversed, sum, summed_dtype
-from dptrain.program.dims import Dim
+from dptrain.program.dims import Dim, is_number
 from dptrain.program.operand import METHODS
 from dptrain.program.shapes import Shape, differ, normalized_axes
-from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant
+from dptrain.program.tensor import Array, Tensor, Variable, as_tensors, constant, is_tracing
 from dptrain.runtime.floatx import floatx
 from dptrain.runtime.types import is_floating
 
@@ -93,6 +93,9 @@ def arange(
 ) -> Tensor:
     """Return numbers from start (0 if only `stop` is passed) to before stop; int32 of integers, else float32."""
     first, end, by = (0, start, step) if stop is None else (start, stop, step)
+    if not (is_number(first) and is_number(end)) and not is_tracing() and by in (None, 1):
+        unit = cumsum(ones((end - first,), "int32"), 0, "int32") - 1  # of symbolic tensors, whose lengths come later
+        return cast(unit if is_number(first) and first == 0 else unit + cast(first, "int32"), dtype or np.int32)
     numbers = (int(n) if isinstance(n, Dim) else n for n in (first, end, 1 if by is None else by))  # of the whole batch
     values = np.arange(*numbers)
     return constant(values.astype(dtype or (floatx() if is_floating(values.dtype) else np.int32)))

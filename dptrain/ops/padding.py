@@ -9,14 +9,16 @@ from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast
 from dptrain.ops.indexing import take
 from dptrain.ops.manipulation import broadcast_to, concatenate, put
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
-from dptrain.program.dims import is_number
+from dptrain.program.dims import UnknownLengthError, is_number
 from dptrain.program.tensor import Tensor, as_tensors
 
 _MODES = ("constant", "edge", "reflect", "symmetric", "wrap")
 
 
 @operation
+@for_open_shapes
 def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float | None = None) -> Tensor:
     """Pad x at both ends of every axis.
 
@@ -48,7 +50,8 @@ def pad(x: Any, pad_width: Any, mode: str = "constant", constant_values: float |
             first, last = (broadcast_to(value, shape) for shape in ends)
             tensor = concatenate([first, tensor, last], axis)
         elif not is_number(length) or not length:
-            raise ConfigError(f"pad: mode={mode!r} along axis {axis} of shape {tensor.shape}; expected a known length")
+            error = ConfigError if is_number(length) else UnknownLengthError
+            raise error(f"pad: mode={mode!r} along axis {axis} of shape {tensor.shape}; expected a known length")
         else:
             tensor = take(tensor, np.pad(np.arange(int(length)), (before, behind), mode), axis)  # type: ignore[call-overload]
     return tensor

@@ -11,6 +11,7 @@ import numpy as np
 from dptrain.errors import ConfigError
 from dptrain.ops.elementwise import cast, equal, floating, where
 from dptrain.ops.manipulation import concatenate, expand_dims, transpose, zeros_like
+from dptrain.ops.open_shapes import for_open_shapes
 from dptrain.ops.operation_calls import operation
 from dptrain.ops.reduction import argmax, log_softmax, max, sum
 from dptrain.ops.sorting.sort import along_last, argsort
@@ -161,6 +162,7 @@ def ctc_loss(target: Any, output: Any, target_length: Any, output_length: Any, m
 
 
 @operation
+@for_open_shapes
 def ctc_decode(
     inputs: Any,
     sequence_lengths: Any,

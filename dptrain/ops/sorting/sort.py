@@ -109,6 +109,7 @@ def _moved_back(x: Tensor, order: Sequence[int] | None, like: Any, axis: int | N
 
 
 @operation
+@for_open_shapes
 def take_along_axis(x: Any, indices: Any, axis: int | None = None) -> Tensor:
     """Return the element of x at each index along an axis; by default both are vectors.
 

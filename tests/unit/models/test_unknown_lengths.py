@@ -610,3 +610,40 @@ def test_what_no_length_fits_says_why_at_first():
     with pytest.raises(ConfigError, match="reshape"):
         layers.Lambda(mismatched)(Input((None, 4)))
     assert len(calls) > 3
+
+
+def length(x):
+    return ops.shape(x)[1]
+
+
+# What asks for a length, outside of layers.
+OF_LENGTHS = {
+    "numbers": lambda x, i: x + ops.cast(ops.arange(length(x)), "float32")[:, None],
+    "numbers of a type": lambda x, i: x * ops.expand_dims(ops.arange(length(x), dtype="float32"), 1),
+    "numbers from 1": lambda x, i: x * ops.arange(1, length(x) + 1, dtype="float32")[None, :, None],
+    "numbers after": lambda x, i: x + ops.cast(ops.arange(length(x), 2 * length(x)), "float32")[:, None],
+    "numbers of rows": lambda x, i: x + ops.cast(ops.arange(ops.shape(x)[0]), "float32")[:, None, None],
+    "mirrored": lambda x, i: ops.pad(x, ((0, 0), (1, 2), (0, 0)), mode="reflect"),
+    "wrapped": lambda x, i: ops.pad(x, ((0, 0), (2, 0), (0, 0)), mode="wrap"),
+    "taken": lambda x, i: ops.take_along_axis(x, i, axis=1),
+    "frames": lambda x, i: ops.stft(ops.repeat(x[:, :, 0], 8, axis=1), 8, 4, 8)[0],
+    "decoded": lambda x, i: ops.ctc_decode(x, ops.sum(ops.ones_like(i[:, :, 0]), 1))[1],
+}
+
+
+@pytest.mark.parametrize("name", OF_LENGTHS)
+def test_ops_outside_of_layers_ask_for_lengths(name, tmp_path):
+    inputs = [Input((None, 3)), Input((None, 3), dtype="int32")]
+    model = Model(inputs, OF_LENGTHS[name](*inputs))
+    model.save(tmp_path / "m.keras")
+    loaded = load_model(tmp_path / "m.keras")
+    for rows, n in ((2, 4), (3, 5)):
+        x, i = samples(rows, n, 3), RNG.integers(0, n, (rows, n, 3)).astype(np.int32)
+        expected = OF_LENGTHS[name](ops.convert_to_tensor(x), ops.convert_to_tensor(i))
+        for predicting in (model, loaded):
+            np.testing.assert_allclose(predicting.predict([x, i], verbose=0), expected, rtol=1e-5, atol=1e-5)
+
+
+def test_numbers_with_a_step_of_an_unknown_length_are_refused():
+    with pytest.raises(ConfigError, match="not known outside a step"):
+        ops.arange(0, length(Input((None, 3))), 2)
