@@ -26,6 +26,8 @@ _MODES = ("int", "one_hot", "multi_hot", "count", "tf_idf")
 _LOWER = {upper: upper + 32 for upper in range(ord("A"), ord("Z") + 1)}
 # Padded batches, and n-grams, of more tokens than these are at most so many times as large as their texts.
 _MOST_CELLS, _MOST_PADDING = 1 << 27, 64
+# Texts that `adapt` splits at once.
+_TEXTS_AT_ONCE = 4096
 _SPACES = re.compile(r"[ \t\n\v\f\r]+")
 
 
@@ -147,13 +149,19 @@ class TextVectorization(HostLayer):
         counts: Counter[str] = Counter()
         documents: Counter[str] = Counter()
         number = 0
-        for batch in [data] if is_one_array(data) else islice(batches_of(data), steps):
+        for batch in self._parts(data) if is_one_array(data) else islice(batches_of(data), steps):
             rows = self._tokens(batch)
             number += len(rows)
             for row in rows:
                 counts.update(row)
                 documents.update(set(row) if self.output_mode == "tf_idf" else ())
         self._lookup._set_most_frequent(counts, documents, number)
+
+    def _parts(self, data: Any) -> Iterable[Array]:
+        """Yield texts, some at a time: their tokens take several times their memory."""
+        texts = np.atleast_1d(on_host(self, data))
+        for first in range(0, max(len(texts), 1), _TEXTS_AT_ONCE):
+            yield texts[first : first + _TEXTS_AT_ONCE]
 
     def _tokens(self, inputs: Any) -> list[list[str]]:
         """Return the tokens of each text, (rows,) or (rows, 1); without `split` also (rows, tokens)."""

@@ -55,6 +55,18 @@ def test_indices_of_texts_take_little_more_than_themselves(tokens):
     assert indices[-1].tolist() == [2] * tokens + [1, 3]
 
 
+@pytest.mark.parametrize("output_mode", ["int", "tf_idf"])
+def test_adapting_takes_the_memory_of_some_texts(output_mode):
+    texts = np.array(["a b c " * 30] * 20_000 + ["d d"], object)
+    layer = layers.TextVectorization(output_mode=output_mode)
+    with at_most(8 * 90 * 20_000):  # of a pointer to each token
+        layer.adapt(texts)
+    assert layer.get_vocabulary(False) == ["c", "b", "a", "d"]
+    if output_mode == "tf_idf":
+        expected = [np.log(1 + 20_001 / 20_001), np.log(1 + 20_001 / 2)]
+        np.testing.assert_allclose(layer.idf_weights[-2:], expected, rtol=1e-6)
+
+
 def looked_up(texts: object) -> np.ndarray:
     layer = layers.StringLookup(max_tokens=3)
     layer.adapt(texts)
