@@ -20,7 +20,7 @@ def supervised() -> Iterator[tuple[socket.socket, subprocess.Popen]]:
     """Start a command as rank 0; give what `launch` has: the connection, after "hello", and the supervisor."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(30)
-        arguments = ["127.0.0.1", str(server.getsockname()[1]), "RANK", "", "", *COMMAND]
+        arguments = ["127.0.0.1", str(server.getsockname()[1]), "RANK", "", supervisor.LOG_FORMATS[0], "", *COMMAND]
         environment = {"PATH": "/usr/bin:/bin", "RANK": "0", supervisor.TOKEN: "t"}
         with subprocess.Popen(
             [sys.executable, "-I", "-S", supervisor.__file__, *arguments], env=environment
@@ -84,7 +84,7 @@ def slow():
     return child
 
 os.fork = slow
-outputs = supervisor._Outputs(0, "", False)
+outputs = supervisor._Outputs(0, "", supervisor.LOG_FORMATS[0], False)
 child = supervisor._Supervisor(0, None, outputs)._fork(["sleep", "20"])
 os.kill(child, signal.SIGTERM)
 assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGTERM
