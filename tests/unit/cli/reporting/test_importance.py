@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from dptrain.cli.reporting.importance import MOST_ROWS, importances, shuffled_rows
+from dptrain.cli.reporting.importance import MOST_ROWS, REPEATS, importances, shuffled_rows
 from dptrain.data.preprocessing import Column, Preprocessing
 
 
@@ -36,6 +36,22 @@ def test_columns_by_what_they_do():
     assert measured[2].rise == measured[2].deviation == 0, "a column that the function does not read"
     assert measured[1].rise == pytest.approx(1.5, abs=0.3), "all columns of x of a category are shuffled together"
     assert measured == importances(function, NUMBERS, x, y, mean_error), "the same on every run"
+
+
+def test_every_column_is_shuffled_anew_each_time():
+    x, y = data()
+    x[:, 0] = x[:, 1]  # so that orders of two columns can be compared
+    asked = []
+
+    def predict(x):
+        asked.append(x)
+        return function(x)
+
+    measured = importances(predict, table(Column("one", "number"), Column("big", "number")), x, y, mean_error)
+    parts = [part for column, shuffled in enumerate(asked[1:]) for part in np.split(shuffled[:, column], REPEATS)]
+    assert len({part.tobytes() for part in parts}) == 2 * REPEATS
+    assert all(sorted(part) == sorted(x[:, 0]) for part in parts)
+    assert next(part.deviation for part in measured if part.name == "big") > 0
 
 
 def test_as_scikit_learn_measures_it():
