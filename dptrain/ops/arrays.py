@@ -93,9 +93,11 @@ def arange(
 ) -> Tensor:
     """Return numbers from start (0 if only `stop` is passed) to before stop; int32 of integers, else float32."""
     first, end, by = (0, start, step) if stop is None else (start, stop, step)
-    if not (is_number(first) and is_number(end)) and not is_tracing() and by in (None, 1):
-        unit = cumsum(ones((end - first,), "int32"), 0, "int32") - 1  # of symbolic tensors, whose lengths come later
-        return cast(unit if is_number(first) and first == 0 else unit + cast(first, "int32"), dtype or np.int32)
+    are_lengths = isinstance(first, int | Dim) and isinstance(end, int | Dim) and by in (None, 1)
+    if are_lengths and not (is_number(first) and is_number(end)) and not is_tracing():
+        length: Any = end - first  # of symbolic tensors: its number comes later
+        numbered = cumsum(ones((length,), "int32"), 0, "int32") - 1
+        return cast(numbered if is_number(first) and first == 0 else numbered + cast(first, "int32"), dtype or np.int32)
     numbers = (int(n) if isinstance(n, Dim) else n for n in (first, end, 1 if by is None else by))  # of the whole batch
     values = np.arange(*numbers)
     return constant(values.astype(dtype or (floatx() if is_floating(values.dtype) else np.int32)))
