@@ -2,6 +2,7 @@
 
 import json
 import re
+import subprocess
 import sys
 from pathlib import Path
 
@@ -384,3 +385,33 @@ def test_the_test_part_is_seen_once_where_samples_are_held_out(small_npz, tmp_pa
         losses.append([summary["metrics"], summary["test"]])
     assert losses[0] == losses[1]
     assert losses[0][0]["val_loss"] != losses[0][1]["loss"]
+
+
+@pytest.mark.parametrize("ranks", [0, 2])
+@pytest.mark.parametrize("log_format", ["auto", "json"])
+def test_what_goes_to_a_file_has_time_and_rank_also_behind_mpirun(small_npz, tmp_path, ranks, log_format):
+    launcher = [find_mpirun(), "-n", str(ranks)] if ranks else []
+    command = [*launcher, sys.executable, "-m", "dptrain", "--data", str(small_npz), "--log-format", log_format]
+    command += ["--hidden", "4", "--report", "off"]
+    with open(tmp_path / "log", "w") as log:
+        code = subprocess.run([*command, "--epochs", "1"], stdout=log, stderr=log, cwd=tmp_path, timeout=120).returncode
+        wrong = subprocess.run(
+            [*command, "--target", "y"], stdout=log, stderr=log, cwd=tmp_path, timeout=120
+        ).returncode
+    assert (code, wrong) == (0, 2)
+    *lines, error = (tmp_path / "log").read_text().splitlines()
+    stamp = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z"
+    if log_format == "json":
+        records = [json.loads(line) for line in lines]
+        assert all(re.fullmatch(stamp, record["time"]) and record["rank"] == 0 for record in records)
+        (epoch,) = [record for record in records if "epoch" in record]
+        assert epoch["epoch"] == epoch["epochs"] == 1
+        assert f"loss: {epoch['loss']:.4f}" in epoch["message"]
+        assert json.loads(error)["stream"] == "stderr"
+        error = json.loads(error)["message"]
+    else:
+        assert all(re.match(rf"{stamp} \[0\] ", line) for line in lines)
+        match = re.fullmatch(rf"{stamp} \[[01]\] (.*)", error)
+        assert match is not None, error
+        error = match[1]
+    assert "--target" in error

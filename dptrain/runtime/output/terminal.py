@@ -91,7 +91,7 @@ def ends_in_file(stream: TextIO | None = None) -> bool:
     stream = sys.stdout if stream is None else stream
     with suppress(OSError, ValueError, AttributeError):  # no stream, or one without a file
         descriptor = stream.fileno()
-        launched = _launcher_output_path(descriptor) if descriptor == 1 and detect_launch() else None
+        launched = _launcher_output_path(descriptor) if descriptor in (1, 2) and detect_launch() else None
         return any(stat.S_ISREG(os.stat(each).st_mode) for each in (descriptor, launched) if each is not None)
     return False
 
@@ -197,9 +197,9 @@ def _launcher_output(descriptor: int) -> Iterator[int | None]:
 
 
 def _launcher_output_path(descriptor: int) -> str | None:
-    """Return the path of the launcher's standard output, None if this process's does not go there."""
+    """Return the path of the launcher's standard output (1) or error (2), None if this process's does not go there."""
     launcher = _launcher_behind(os.readlink(f"/proc/self/fd/{descriptor}"), os.isatty(descriptor))
-    return None if launcher is None else f"/proc/{launcher}/fd/1"
+    return None if launcher is None else f"/proc/{launcher}/fd/{descriptor}"
 
 
 @cache
