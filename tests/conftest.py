@@ -6,8 +6,10 @@ import functools
 import gc
 import os
 import pickle
+import signal
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,9 @@ ABOUT_PICTURES = {
 }
 # Folders whose tests are about GPUs; what starts the emulator gives it an environment of its own.
 ABOUT_GPUS = ("ops", "gpu", "emulator")
+
+# What asks a training to end: as the tests find it.
+_HANDLERS = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)}
 
 # The same examples on every run: a change is judged by what it changed, not by how long it takes on a busy machine.
 # `--hypothesis-profile fuzz` looks for new ones.
@@ -298,8 +303,12 @@ def _loaded_in_this_process_alone(request: pytest.FixtureRequest):
 
 @pytest.fixture(autouse=True)
 def _own_settings():
-    """Let no test begin with the default seed, the type of numbers or the global policy that another one has set."""
+    """Let no test begin with another's handlers of signals, default seed, type of numbers or global policy."""
     yield
+    if threading.current_thread() is threading.main_thread():
+        for number, handler in _HANDLERS.items():
+            if handler is not None and signal.getsignal(number) is not handler:
+                signal.signal(number, handler)
     if (random := sys.modules.get("dptrain.random")) is not None:
         random.set_default_seed(0)
     if (config := sys.modules.get("dptrain.config")) is not None:

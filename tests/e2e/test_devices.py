@@ -27,6 +27,7 @@ def uuids(done: Finished) -> list[str]:
     return re.findall(r"GPU-[0-9a-f-]{36}", done.out)
 
 
+@pytest.mark.long
 def test_a_launcher_that_shows_each_rank_its_own_gpu(small_npz, tmp_path):
     used = uuids(masked(["2", "0"], tmp_path, "--data", str(small_npz), "--device", "auto"))
     all_three = uuids(masked(["0,1,2", "0,1,2", "0,1,2"], tmp_path, "--data", str(small_npz), "--device", "cuda"))

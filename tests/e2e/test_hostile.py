@@ -15,6 +15,7 @@ from tests.sample import sample
 pytest.importorskip("h5py", reason="needs the extra 'keras-files'")
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("count", sample([4, 16], 2))
 def test_some_inputs_are_refused_or_taken_for_what_they_say(tmp_path, count):
     arguments = ["--count", str(count), "--undamaged", "0", "--jobs", "1"]

@@ -119,6 +119,7 @@ def test_a_row_runs_as_it_stands(user, only_installed, words):
         assert printed
 
 
+@pytest.mark.long
 @pytest.mark.slow
 def test_a_model_is_served_until_a_signal(user, only_installed):
     if not (user / "runs" / "X").exists():

@@ -68,6 +68,7 @@ def test_ranks_compute_what_one_computes(tmp_path, streams, dtype, bucket_bytes,
     assert [float(number) for number in finished.out.split()] == pytest.approx(whole(dtype), rel=close, abs=close)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("ranks", "shards", "transport", "forms"),
     sample(

@@ -90,6 +90,7 @@ def test_one_rank_stops_an_evaluation_and_a_prediction(on_three):
     assert facts(folder)["steps"][-12:] == [[kind, step] for kind in (9, 9, 8, 8) for step in range(3)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("way", sample(KILLS, 2, first=1))
 def test_a_killed_training_goes_on_with_the_same_bits(on_two, tmp_path, way):
     whole, again = on_two[1] / way, tmp_path

@@ -39,6 +39,7 @@ def train(once):
     return train
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("case", sample(SIZES, 3))
 def test_float64_agrees_to_1e_12(train, case):
     kept = alone, together = train(0, case), train(4, case)

@@ -135,6 +135,7 @@ def test_float64_agrees_to_1e_12(train, case, ranks, dtype):
             np.testing.assert_allclose(together[name], alone[name], rtol=1e-12, atol=1e-12 * scale, err_msg=name)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", ["float32"])
 @pytest.mark.parametrize(("case", "ranks"), sample(IN_FLOAT32, 2))
 def test_float32_agrees_to_1e_5_after_three_epochs(train, case, ranks, dtype):

@@ -74,7 +74,7 @@ def test_any_number_of_ranks_names_the_same(messages, fault, row):
     assert re.search(NAMED[fault].format(row=row, batch=row % 10, line=row + 2), text), text
 
 
-@pytest.mark.sample(2, 1)
+@pytest.mark.long
 @pytest.mark.parametrize("ranks", [0, 3])
 def test_the_rank_that_has_a_sample_names_it(once, ranks):
     cases = [(fault, row) for number, fault in enumerate(OF_A_RANK) for row in taken(PLACES, 3, number)]

@@ -89,6 +89,7 @@ def test_what_differs_on_one_rank_is_refused_with_ranks_and_values(part):
         assert "rank 1" in text, name
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("part", sample(range(3), 3))
 def test_what_differs_from_the_checkpoint_is_refused_with_both_values(tmp_path, part):
     names = [name for name in parameters.names() if parameter_of(name) not in SEVERAL_RANKS][part::3]

@@ -74,6 +74,7 @@ def pictures(trained):
     return trained[1]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "name", ["good trained", "cut trained", "odd trained", "good with fixed bits", "cut with fixed bits"]
 )

@@ -57,6 +57,7 @@ def check_resumes(folder, backups, expected, steps: list[int], begun_on: int, re
             assert result == expected, f"begun on {begun_on} ranks, resumed on {ranks} after step {step}"
 
 
+@pytest.mark.long
 def test_a_resume_at_another_world_size_has_the_bits(folder, tmp_path, expected):
     check_resumes(folder, tmp_path, expected, [7, 23], 2, [3])
 

@@ -32,6 +32,7 @@ def on_one_rank(small_npz, tmp_path_factory) -> Path:
     return out
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("ranks", "places"), sample([(2, 3), (3, 1)], 2))
 def test_any_number_of_ranks_trains_the_same_runs(small_npz, on_one_rank, tmp_path, ranks, places):
     out = tmp_path / "s"

@@ -221,6 +221,7 @@ def test_ranks_with_samples_of_their_own_measure_nothing(folder):
     assert "Not measured: with --sharding static each rank has samples of its own" in page_of(run).text
 
 
+@pytest.mark.long
 def test_a_fault_on_one_rank_ends_no_job_and_hangs_none(folder):
     run = folder / "faulty"
     code = (

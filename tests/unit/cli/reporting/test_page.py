@@ -228,6 +228,7 @@ def test_without_matplotlib_there_are_tables_and_a_line(monkeypatch, classes_pag
     assert shown.table("precision")
 
 
+@pytest.mark.long
 def test_the_same_run_writes_the_same_page():
     arguments = classifier(["zero", "one", "two"])
     assert written(*arguments) == written(*arguments)
