@@ -335,6 +335,7 @@ def in_turn(
         plan.write_text(json.dumps([[number, limit, list(cases[name])] for number, name in left]))
         timeout = 30 + limit * len(left)
         fresh = ranks > 0 and (seeds or not os.environ.get(SAMPLED))
+        environment = {"DPTRAIN_LOG_FORMAT": "plain", **environment}  # each script prints into a file
         done = launch(ranks, str(script), str(plan), str(folder), timeout=timeout, cwd=cwd, fresh=fresh, **environment)
         for number, name in left:
             whole = len(list(folder.glob(f"{number}-*.done"))) == max(ranks, 1)

@@ -144,11 +144,13 @@ def _run(argv: Sequence[str]) -> int:
         return launch(arguments)
     parse = _tried(lambda: _parse(command, arguments))
     configure = _tried(lambda: _configure(parse()))
+    begin = _tried(lambda: _begin_log(command, parse, configure))
     _announce(command, parse, configure)
     comm = _communicator(command)
     parsed = comm.agree("command line", parse)
     run = comm.agree("command line", lambda: _command(command))
     config = comm.agree("configuration", lambda: _checked(configure()))
+    comm.agree("environment", begin)
     failure.show_traceback = config.debug
     if config.debug and comm.local_rank == 0:
         write_error("".join(f"dptrain: {line}\n" for line in records.left_alone))
@@ -195,19 +197,25 @@ def _tried(action: Callable[[], T]) -> Callable[[], T]:
     return lambda: result
 
 
-def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: Callable[[], Config]) -> None:
-    """Begin the log of a training, and print on rank 0 what begins: libraries, MPI and data take seconds."""
-    if command not in ("train", "sweep"):
-        return
+def _begin_log(command: str, parse: Callable[[], argparse.Namespace], configure: Callable[[], Config]) -> None:
+    """Begin the log of a training or a sweep; ConfigError for a wrong format in the environment."""
     launch = detect_launch()
-    rank = 0 if launch is None else launch.rank
     try:
         parsed, config = parse(), configure()
     except Exception:  # reported when all ranks know of it
         return
-    if not parsed.print_config:
-        begin_log(config.log_format, rank)
-    if rank != 0:
+    if command in ("train", "sweep") and not parsed.print_config:
+        begin_log(config.log_format, 0 if launch is None else launch.rank)
+
+
+def _announce(command: str, parse: Callable[[], argparse.Namespace], configure: Callable[[], Config]) -> None:
+    """Print on rank 0 what begins: libraries, MPI and data take seconds."""
+    launch = detect_launch()
+    if command not in ("train", "sweep") or (launch is not None and launch.rank != 0):
+        return
+    try:
+        parsed, config = parse(), configure()
+    except Exception:  # reported when all ranks know of it
         return
     if config.verbose != 0 and not parsed.print_config:
         ranks = f" on {launch.size} ranks" if launch is not None and launch.size > 1 else ""

@@ -9,8 +9,12 @@ import threading
 from collections.abc import Mapping
 from typing import Any, TextIO
 
-from dptrain.runtime.launch.supervisor import log_line
+from dptrain.errors import ConfigError
+from dptrain.runtime.launch.supervisor import LOG_FORMATS, log_line
 from dptrain.runtime.output.terminal import ends_in_file
+
+# Environment variable that overrides "auto".
+VARIABLE = "DPTRAIN_LOG_FORMAT"
 
 
 class LogStream(io.TextIOBase):
@@ -79,7 +83,14 @@ class LogStream(io.TextIOBase):
 
 
 def begin_log(log_format: str, rank: int) -> None:
-    """Write standard output and standard error as logs from now on, as `--log-format` says; `auto`: text in files."""
+    """Write standard output and standard error as logs from now on, as `--log-format` says.
+
+    `auto` is what DPTRAIN_LOG_FORMAT says, else text in files. ConfigError if that is no format.
+    """
+    if log_format == "auto":
+        log_format = os.environ.get(VARIABLE) or "auto"
+        if log_format not in ("auto", *LOG_FORMATS):
+            raise ConfigError(f"{VARIABLE} = {log_format!r}: expected auto, {', '.join(LOG_FORMATS)}")
     for name in ("stdout", "stderr"):
         stream = getattr(sys, name)
         if stream is None or log_format == "plain" or (log_format == "auto" and not _ends_in_log(stream)):

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from dptrain.errors import ConfigError
 from dptrain.runtime.launch.supervisor import LOG_FORMATS, log_line
 from dptrain.runtime.output import streams
 from dptrain.runtime.output.log_stream import LogStream, begin_log, end_log
@@ -80,6 +81,24 @@ def test_by_default_files_are_logs_and_the_streams_come_back(tmp_path, monkeypat
     expected = log_format if log_format != "auto" else "text" if is_file else "plain"
     patterns = {"text": f"{STAMP} \\[0\\] hello\n", "json": '{"time".*"message": "hello"}\n', "plain": "hello\n"}
     assert re.fullmatch(patterns[expected], line)
+
+
+@pytest.mark.parametrize(("word", "log_format"), [("json", "json"), ("plain", "plain"), ("", "text"), ("auto", "text")])
+def test_the_environment_decides_for_auto(tmp_path, monkeypatch, word, log_format):
+    monkeypatch.setenv("DPTRAIN_LOG_FORMAT", word)
+    for given_format, expected in (("auto", log_format), ("text", "text")):
+        with open(tmp_path / "log", "w+") as file, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", file)
+            begin_log(given_format, 0)
+            found = "plain" if sys.stdout is file else sys.stdout._format
+            end_log()
+        assert found == expected
+
+
+def test_a_wrong_word_in_the_environment_is_said(monkeypatch):
+    monkeypatch.setenv("DPTRAIN_LOG_FORMAT", "yaml")
+    with pytest.raises(ConfigError, match="DPTRAIN_LOG_FORMAT = 'yaml': expected auto, text, json, plain"):
+        begin_log("auto", 0)
 
 
 def test_errors_that_pass_by_python_are_lines_of_the_log_too(monkeypatch):
