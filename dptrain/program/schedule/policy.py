@@ -26,7 +26,7 @@ class Epilogue:
     updates: bool
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Policy:
     """How a backend wants a program to be fused.
 

@@ -56,6 +56,11 @@ def test_the_rows_of_a_batch_are_mirrored():
     np.testing.assert_array_equal(evaluate(place(program), {"x": x})[0]["y"], np.pad(x, 1, "reflect"))
 
 
-def test_an_unknown_length_is_not_mirrored():
-    with pytest.raises(ConfigError, match="expected a known length"):
-        ops.pad(dp.Input((3,)), 1, "reflect")
+@pytest.mark.parametrize("mode", ["reflect", "symmetric", "wrap", "edge"])
+def test_an_unknown_length_is_mirrored_once_it_is_known(mode):
+    inputs = dp.Input((None, 2))
+    model = dp.Model(inputs, ops.pad(inputs, ((0, 0), (2, 1), (0, 0)), mode))
+    for length in (3, 5, 3):
+        x = np.arange(2.0 * 2 * length, dtype=np.float32).reshape(2, length, 2)
+        expected = np.pad(x, ((0, 0), (2, 1), (0, 0)), mode)
+        np.testing.assert_array_equal(model.predict(x, verbose=0), expected)

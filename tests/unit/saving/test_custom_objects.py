@@ -14,7 +14,7 @@ X = np.array([[1.0, -2.0, 0.5]], np.float32)
 
 
 @keras.saving.register_keras_serializable("testing")
-def doubled(x):
+def twofold(x):
     return 2 * x
 
 
@@ -41,7 +41,7 @@ class Shift(L.Layer):
         return x + self.by
 
 
-def model(activation=doubled):
+def model(activation=twofold):
     dense = L.Dense(2, activation, kernel_initializer=halves, kernel_regularizer=total)
     return keras.Sequential([keras.Input((3,)), dense])
 
@@ -53,18 +53,18 @@ def test_registered_functions_are_found_in_files(tmp_path):
     loaded = keras.models.load_model(tmp_path / "m.keras")
     np.testing.assert_array_equal(loaded.predict(X, verbose=0), [[-0.5, -0.5]])
     layer = loaded.layers[0]
-    assert (layer.activation, layer.kernel_initializer, layer.kernel_regularizer) == (doubled, halves, total)
+    assert (layer.activation, layer.kernel_initializer, layer.kernel_regularizer) == (twofold, halves, total)
     assert float(loaded.losses[0]) == 3
 
 
 def test_a_function_is_described_as_keras_does():
-    assert keras.activations.serialize(doubled) == {
+    assert keras.activations.serialize(twofold) == {
         "module": "builtins",
         "class_name": "function",
-        "config": "testing>doubled",
+        "config": "testing>twofold",
         "registered_name": "function",
     }
-    assert keras.activations.get("testing>doubled") is doubled
+    assert keras.activations.get("testing>twofold") is twofold
     assert keras.initializers.deserialize(keras.initializers.serialize(halves)) is halves
     assert keras.regularizers.deserialize(keras.regularizers.serialize(total)) is total
 
@@ -199,7 +199,7 @@ def test_layers_that_have_adapted_come_back(tmp_path):
 
 
 def test_functions_arrays_and_slices_come_back():
-    for function in (keras.activations.relu, keras.activations.sigmoid, keras.losses.mean_squared_error, doubled):
+    for function in (keras.activations.relu, keras.activations.sigmoid, keras.losses.mean_squared_error, twofold):
         assert keras.utils.deserialize_keras_object(keras.utils.serialize_keras_object(function)) is function
     array = np.arange(6.0).reshape(2, 3)
     described = keras.saving.serialize_keras_object({"array": array, "tensor": ops.cast(array, "int32")})
@@ -229,7 +229,7 @@ class Around(L.Layer):
 
 def test_a_layer_in_a_layer_in_a_file(tmp_path):
     pytest.importorskip("h5py")
-    net = keras.Sequential([keras.Input((3,)), Around(L.Dense(2, doubled, kernel_initializer=halves), name="around")])
+    net = keras.Sequential([keras.Input((3,)), Around(L.Dense(2, twofold, kernel_initializer=halves), name="around")])
     net.save(tmp_path / "m.keras")
     with keras.utils.custom_object_scope({"Around": Around}):
         loaded = keras.saving.load_model(tmp_path / "m.keras")
@@ -254,8 +254,8 @@ def test_refused(wrong, message):
 
 
 def test_registered_objects_by_name():
-    assert keras.saving.get_registered_object("testing>doubled") is doubled
-    assert keras.saving.get_registered_name(doubled) == "testing>doubled"
+    assert keras.saving.get_registered_object("testing>twofold") is twofold
+    assert keras.saving.get_registered_name(twofold) == "testing>twofold"
     assert keras.saving.get_registered_object("testing>nothing") is None
     assert keras.utils.get_custom_objects()["testing>halves"] is halves
     keras.saving.get_custom_objects()["put_there"] = tripled

@@ -194,7 +194,7 @@ def test_rows_that_depend_on_each_other_are_not_padded(function):
 
 
 def test_many_sizes_of_batches_do_not_pile_up(monkeypatch):
-    monkeypatch.setattr("dptrain.train.programs._MAX_SMALL", 100)
+    monkeypatch.setattr("dptrain.train.programs._MAX_SMALL", 70)
     model = small_model()
     model.compile("sgd", "sparse_categorical_crossentropy", device="cpu")
     for rows in [*range(1, 81), 3, 80]:
@@ -203,7 +203,7 @@ def test_many_sizes_of_batches_do_not_pile_up(monkeypatch):
         expected = -np.log(model.predict(x, verbose=0)[np.arange(rows), np.arange(rows) % 3]).mean()
         assert loss == pytest.approx(expected, rel=1e-5)
     programs = model._programs
-    assert len(programs._placed) == len(programs._traced) == 100
+    assert len(programs._placed) == len(programs._traced) == 70
     assert len(programs._prepared) == 32
 
 
