@@ -124,6 +124,12 @@ def _plant_module(bug: dict[str, Any]) -> None:
         for key, value in list(vars(other).items()):
             if getattr(value, "__module__", None) == name and hasattr(module, key):
                 setattr(other, key, getattr(module, key))
+            elif isinstance(value, dict):  # a table of functions
+                for entry, function in value.items():
+                    if getattr(function, "__module__", None) == name and hasattr(
+                        module, getattr(function, "__name__", "")
+                    ):
+                        value[entry] = getattr(module, function.__name__)
 
 
 def _plant_kernel(bug: dict[str, Any], folder: Path) -> None:
