@@ -60,7 +60,7 @@ class MetricsFile(Callback):
         self._checkpointing: Checkpointing | None = None
         self._values: dict[str, dict[tuple[str, ...], float]] = {}
         self._written = 0.0
-        self._goes_on = False  # not before the first file, nor once one could not be written
+        self._is_active = False  # not before the first file, nor once one could not be written
 
     def _set_callbacks(self, callbacks: Sequence[Callback]) -> None:
         """Find the one that saves checkpoints."""
@@ -68,12 +68,12 @@ class MetricsFile(Callback):
 
     def on_train_begin(self, logs: Logs | None = None) -> None:
         """Write the first file. Collective."""
-        self._goes_on = False
+        self._is_active = False
         self._values = {name: {} for name in _GAUGES}
         self._set(dptrain_training=1, dptrain_ranks=ranks_of(self).size, dptrain_epochs=self.params.get("epochs", 0))
         self._set_memory()
         on_rank_0(self, "MetricsFile", self._write)
-        self._goes_on = True
+        self._is_active = True
 
     def on_epoch_begin(self, epoch: int, logs: Logs | None = None) -> None:
         """Note the epoch."""
@@ -108,7 +108,7 @@ class MetricsFile(Callback):
 
     def _update(self, logs: Mapping[str, Any]) -> None:
         """Write the file on rank 0, with these metrics; give up where that fails."""
-        if ranks_of(self).rank or not self._goes_on:
+        if ranks_of(self).rank or not self._is_active:
             return
         if logs:
             self._set(dptrain_samples_per_second=self._trainer.timing.samples_per_second)
@@ -116,7 +116,7 @@ class MetricsFile(Callback):
         try:
             self._write()
         except Exception as error:
-            self._goes_on = False
+            self._is_active = False
             warn(f"{self.path} is given up, and training continues: {describe(error)}")
 
     def _write(self) -> None:

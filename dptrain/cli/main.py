@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 from dptrain.cli.options import scaling_options
-from dptrain.cli.options.config import Config, Leaf, at, leaves, read_file, resolve, to_dict, to_yaml, verbosity
+from dptrain.cli.options.config import Config, Leaf, leaves, read_file, resolve, to_dict, to_yaml, value_at, verbosity
 from dptrain.cli.options.parser import Gathered, Options, Parser
 from dptrain.cli.options.sweep_options import add_options
 from dptrain.cli.options.words import suggest
@@ -253,7 +253,7 @@ def _check_same_everywhere(comm: "Communicator", config: Config) -> None:
 
     versions = {"dptrain": __version__, "numpy": np.__version__, "python": platform.python_version()}
     tree = to_dict(config)
-    flat = {leaf.path: at(tree, leaf.path) for leaf in leaves()}
+    flat = {leaf.path: value_at(tree, leaf.path) for leaf in leaves()}
     flat |= {f"version of {name}": version for name, version in versions.items()}
     comm.require_same("the ranks are set up differently", flat)
 

@@ -35,11 +35,11 @@ from dptrain.cli.options.config import (
     epochs_of,
     follows_training,
     leaves,
+    remove_fields,
     resolve,
     to_dict,
     to_yaml,
     verbosity,
-    without,
     without_later,
 )
 from dptrain.cli.options.loggers import refuse_in_a_sweep
@@ -367,7 +367,7 @@ def _first(grid: Mapping[str, Sequence[Any]]) -> dict[str, Sequence[Any]]:
 def _deciding(config: Config, swept: Collection[str]) -> dict[str, Any]:
     # Apart from what is compared separately. All sweeps have the fields outside of sections.
     ignored = [*(leaf.path for leaf in leaves() if leaf.sweep_ignores), "train.epochs"]
-    tree = without(without_later(to_dict(config)), ignored)
+    tree = remove_fields(without_later(to_dict(config)), ignored)
     stops = config.train.early_stopping is not None or "train.early_stopping" in swept
     if stops or follows_training(config) or {"optimizer.schedule", "pruning.sparsity"} & set(swept):
         tree["train"]["epochs"] = config.train.epochs  # a larger number would change the earlier epochs

@@ -930,7 +930,7 @@ def device_options(config: Config) -> dict[str, Any]:
 def compile_options(config: Config) -> dict[str, Any]:
     """Return the keywords of `Model.compile`, apart from optimizer, loss and metrics."""
     tree = to_dict(config)
-    options = {leaf.path.rpartition(".")[2]: at(tree, leaf.path) for leaf in leaves() if leaf.of_compile}
+    options = {leaf.path.rpartition(".")[2]: value_at(tree, leaf.path) for leaf in leaves() if leaf.of_compile}
     return options | {"shards_per_batch": fixed_shards(config), **device_options(config)}
 
 
@@ -967,7 +967,7 @@ def verbosity(config: Config) -> str | int:
 def deciding(config: Config) -> dict[str, Any]:
     """Return, by path, the settings that must not change when a training resumes."""
     tree = without_later(to_dict(config), sections_only=False)
-    decisive = without(tree, [leaf.path for leaf in leaves() if not leaf.decides])
+    decisive = remove_fields(tree, [leaf.path for leaf in leaves() if not leaf.decides])
     if config.train.early_stopping is None:
         decisive["train"].pop("monitor", None)  # affects only best.keras
     if config.pruning.sparsity is not None:
@@ -978,12 +978,12 @@ def deciding(config: Config) -> dict[str, Any]:
     return decisive
 
 
-def without(tree: Mapping[str, Any], paths: Collection[str], prefix: str = "") -> dict[str, Any]:
+def remove_fields(tree: Mapping[str, Any], paths: Collection[str], prefix: str = "") -> dict[str, Any]:
     """Return a configuration tree without the fields at these paths, and without sections that have no other."""
     kept = {}
     for name, value in tree.items():
         if isinstance(value, dict) and f"{prefix}{name}" in _SECTIONS:
-            value = without(value, paths, f"{name}.")
+            value = remove_fields(value, paths, f"{name}.")
             if not value:
                 continue
         if f"{prefix}{name}" not in paths:
@@ -994,12 +994,14 @@ def without(tree: Mapping[str, Any], paths: Collection[str], prefix: str = "") -
 def without_later(tree: dict[str, Any], *, sections_only: bool = True) -> dict[str, Any]:
     """Return a configuration tree without unset fields of later versions, by default only those in sections."""
     defaults = to_dict(Config())
-    later = [leaf.path for leaf in leaves() if leaf.later and at(tree, leaf.path) == at(defaults, leaf.path)]
+    later = [
+        leaf.path for leaf in leaves() if leaf.later and value_at(tree, leaf.path) == value_at(defaults, leaf.path)
+    ]
     unset = [path for path in later if "." in path or not sections_only]
-    return without(tree, [*unset, *(["pruning"] if tree["pruning"] == defaults["pruning"] else [])])
+    return remove_fields(tree, [*unset, *(["pruning"] if tree["pruning"] == defaults["pruning"] else [])])
 
 
-def at(tree: Mapping[str, Any], path: str) -> Any:
+def value_at(tree: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path of a configuration tree."""
     value: Any = tree
     for name in path.split("."):

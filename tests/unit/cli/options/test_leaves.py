@@ -6,7 +6,16 @@ import pytest
 
 from dptrain.cli.commands.sweep import field_path
 from dptrain.cli.main import COMMANDS
-from dptrain.cli.options.config import Config, at, compile_options, deciding, leaves, to_dict, without, without_later
+from dptrain.cli.options.config import (
+    Config,
+    compile_options,
+    deciding,
+    leaves,
+    remove_fields,
+    to_dict,
+    value_at,
+    without_later,
+)
 from dptrain.cli.run_records import is_about_training
 from dptrain.errors import ConfigError
 from dptrain.models import Model
@@ -61,7 +70,9 @@ def test_options_of_compile_are_its_keywords():
 
 def test_paths_are_left_out_with_sections_that_become_empty():
     tree = to_dict(Config())
-    left = without(tree, [path for path in PATHS if path.startswith("logging.") or path in ("seed", "model.arguments")])
+    left = remove_fields(
+        tree, [path for path in PATHS if path.startswith("logging.") or path in ("seed", "model.arguments")]
+    )
     assert {path for path in PATHS if _has(left, path)} == {
         path for path in PATHS if not path.startswith("logging.") and path not in ("seed", "model.arguments")
     }
@@ -72,7 +83,7 @@ def test_paths_are_left_out_with_sections_that_become_empty():
 
 def _has(tree, path):
     try:
-        at(tree, path)
+        value_at(tree, path)
     except (KeyError, TypeError):
         return False
     return True
